@@ -214,8 +214,8 @@ impl Requests {
         self.fenced = fenced.map(|(index, started)| (index as u32, started.scope.pg)).collect();
     }
 
-    /// Returns whether a change of a fenced session has not ended in this PG of objects. Until then nothing of
-    /// other sessions begins there: reads of objects do not wait for what has no version yet.
+    /// Returns whether a change of a fenced session has not ended in this PG of objects. Until then nothing
+    /// of other sessions begins there: reads of objects do not wait for what has no version yet.
     pub(crate) fn has_fenced_change(&self, pg: PgId) -> bool {
         self.fenced.values().any(|of| *of == pg)
     }

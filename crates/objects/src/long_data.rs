@@ -257,13 +257,18 @@ mod tests {
         answer(&mut get, 1, &first);
         answer(&mut get, 2, &[5; 7 << 20]);
         assert_eq!(get.changed_count(), 1);
-        answer(&mut get, 3, &second);
-        answer(&mut get, 3, &second);
+        for _ in 0..3 {
+            answer(&mut get, 3, &second);
+        }
         assert_eq!(get.read(), None);
         assert!(get.finish() == Some((stat(3, second.len() as u64), second)));
-        for size in [0, 1, 3 * MIB] {
+        let first = u64::from(FIRST_READ_SIZE);
+        let rest = u64::from(READ_DATA_MAX);
+        for (size, count) in [(0, 1), (1, 1), (first, 1), (first + 1, 2), (first + rest, 2)] {
             let mut get = LongGet::new(Name::new(NAME).unwrap());
-            answer(&mut get, 1, &data(size));
+            for _ in 0..count {
+                answer(&mut get, 1, &data(size));
+            }
             assert_eq!(get.read(), None);
             assert!(get.finish() == Some((stat(1, size), data(size))));
         }

@@ -138,8 +138,8 @@ fn scan(
     }
     if passed_count > 0 {
         eprintln!(
-            "ashlar: {passed_count} objects were passed over: they have more than {INLINE_SIZE_MAX} bytes, or \
-             are partial. `ashlar object ls` lists them"
+            "ashlar: {passed_count} objects were passed over: they have more than {INLINE_SIZE_MAX} \
+             bytes, or are partial. `ashlar object ls` lists them"
         );
     }
     Ok(())

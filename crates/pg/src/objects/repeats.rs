@@ -116,8 +116,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the deletions of closed repeats that a batch takes along, which brings repeats of these senders
-    /// to these shards. Those that are left from earlier epochs go with the first one.
+    /// Returns the deletions of closed repeats that a batch takes along, which brings repeats of these
+    /// senders to these shards. Those that are left from earlier epochs go with the first one.
     pub fn sweep(&mut self, senders: impl Iterator<Item = (Sender, Shard)>) -> Vec<Change> {
         let mut changes = Vec::new();
         for (Sender { session, .. }, shard) in senders {

@@ -51,13 +51,13 @@ impl World {
             }
             (Asked::Commit, Ok(Answer::Committed)) => {}
             (Asked::Metadata, Ok(Answer::Metadata(report))) => self.metadata_checked(report)?,
-            (Asked::Batch { pg, version }, Ok(Answer::Durable)) => {
-                self.batch_answered(pg, version)?;
+            (Asked::Batch { pg, number }, Ok(Answer::Durable)) => {
+                self.batch_answered(pg, number)?;
                 self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
             }
-            (Asked::Batch { pg, version }, Err(StoreError::Full)) => {
+            (Asked::Batch { pg, number }, Err(StoreError::Full)) => {
                 self.tally.consequences.add("batch refused", 1);
-                self.batch_refused(pg, version)?;
+                self.batch_refused(pg, number)?;
             }
             // Behind a refused batch.
             (Asked::Unordered, Err(StoreError::Full)) => {}

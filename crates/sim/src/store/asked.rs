@@ -48,9 +48,10 @@ pub(super) enum Asked {
     Metadata,
     Commit,
     Parity(ParityAsked),
+    /// A batch, forward or page of the object pool.
     Batch {
         pg: PgId,
-        version: Version,
+        number: u64,
     },
     /// A batch that does not follow the PG's last version.
     Unordered,

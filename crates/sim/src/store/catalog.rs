@@ -3,8 +3,8 @@
 
 use crate::tally::Tally;
 
-/// The operations; the last three are of object pools.
-pub const OPERATIONS: [&str; 13] = [
+/// The operations; the last five are of object pools.
+pub const OPERATIONS: [&str; 15] = [
     "write",
     "zero",
     "delete",
@@ -16,6 +16,8 @@ pub const OPERATIONS: [&str; 13] = [
     "copy",
     "repair",
     "batch",
+    "forward",
+    "page",
     "records read",
     "object block read",
 ];

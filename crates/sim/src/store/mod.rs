@@ -15,6 +15,7 @@ mod damage;
 mod faults;
 mod model;
 mod object_blocks;
+mod object_model;
 mod objects;
 mod parity;
 mod part_tables;

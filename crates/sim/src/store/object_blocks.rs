@@ -111,18 +111,20 @@ pub(super) fn forget(blocks: &mut BlockStates) {
     blocks.values_mut().for_each(BlockState::forget);
 }
 
-/// Returns the value of the units that a batch writes.
-fn value_of_version(version: Version) -> u64 {
-    u64::from(version.epoch.get()) << 32 | version.counter
+/// Applies lines. `value`: that of the units that they write.
+pub(super) fn apply_lines(blocks: &mut BlockStates, lines: &[BlockChange], value: u64) {
+    for line in lines {
+        blocks.get_mut(&line.key).expect("a block of the PG").apply(line, value);
+    }
 }
 
-/// Draws what a batch changes of the blocks of its PG, and applies it to them. `after` and `version`: of the
-/// batch.
+/// Draws lines for blocks of a PG, whose units get `value`. The versions of the blocks are above `after`, up
+/// to `version`.
 pub(super) fn draw_lines(
     random: &mut Random,
     plan: &BlocksPlan,
     (after, version): (Version, Version),
-    blocks: &mut BlockStates,
+    (blocks, value): (&BlockStates, u64),
 ) -> Vec<(BlockChange, Buffer)> {
     let mut lines = Vec::new();
     if !random.chance(plan.changes) {
@@ -179,7 +181,6 @@ pub(super) fn draw_lines(
             of_block.retain(|line| !line.units.is_empty());
         }
         for mut line in of_block {
-            let value = value_of_version(version);
             let mut bytes = Vec::new();
             if line.action == BlockAction::Units {
                 bytes.resize(line.units.count() as usize * UNIT_SIZE as usize, 0);
@@ -189,7 +190,6 @@ pub(super) fn draw_lines(
                 }
                 checksum::checksum_units(&bytes, &mut line.checksums);
             }
-            blocks.get_mut(&key).expect("its own key").apply(&line, value);
             lines.push((line, base::BufferPool::default().copy_of(&bytes)));
         }
     }
@@ -212,14 +212,11 @@ pub(super) struct BlockAsked {
 }
 
 /// Compares the blocks of a restarted store with what it must have.
-pub(super) fn check_blocks(store: &Store, pg: PgId, blocks: &BlockStates) -> Result<(), String> {
+pub(super) fn check_blocks(store: &Store, blocks: &BlockStates) -> Result<(), String> {
     for (key, block) in blocks {
         let found = store.version_of(key);
         if block.version.is_some_and(|version| version != found) {
-            let last = store.last_version(pg);
-            return Err(format!(
-                "PG {pg} has {last}, but its block {key:?} {found}, not {block:?}"
-            ));
+            return Err(format!("but its block {key:?} {found}, not {block:?}"));
         }
         if store.is_tombstone(key) {
             return Err(format!("{key:?} of an object pool is a tombstone"));

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BlockSize, Epoch, Lsn, PgId, PoolId, Version};
 use blockstore::{
-    Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, Request, Store, StoreError,
+    Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, NoteKey, Page, Request, Store,
+    StoreError,
 };
 use engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
@@ -25,12 +26,14 @@ use engine::{
 
 use super::asked::{Asked, Todo};
 use super::object_blocks::{
-    BlockState, BlockStates, BlocksPlan, check_blocks, check_list, draw_lines, forget, no_blocks,
-    used_bytes,
+    BlockState, BlocksPlan, check_blocks, check_list, draw_lines, forget, no_blocks, used_bytes,
 };
+use super::object_model::{Changes, Content, Kind, PgModel, State};
 use super::world::{Item, Stage, World};
 use crate::random::{Chance, Random};
 
+/// The key that only pages change.
+const PAGE_KEY: u64 = 250;
 /// The object pool; pools of blocks have lower numbers.
 const POOL: PoolId = match PoolId::new(9) {
     Some(pool) => pool,
@@ -116,55 +119,6 @@ impl ObjectPlan {
     }
 }
 
-type Content = BTreeMap<Vec<u8>, Vec<u8>>;
-
-/// What a PG has after a batch.
-#[derive(Clone, Default)]
-struct State {
-    records: Content,
-    blocks: BlockStates,
-}
-
-/// A batch that a store may have.
-struct Batch {
-    version: Version,
-    after: State,
-    is_answered: bool,
-}
-
-/// What a PG may contain.
-#[derive(Default)]
-struct PgModel {
-    /// The version and content at the last start.
-    version: Version,
-    base: State,
-    /// Batches since then, in order.
-    batches: Vec<Batch>,
-    /// Batches that will be refused, since one before them was.
-    doomed: BTreeSet<Version>,
-}
-
-impl PgModel {
-    fn newest(&self) -> Version {
-        self.batches.last().map_or(self.version, |batch| batch.version)
-    }
-
-    fn current(&self) -> &State {
-        self.batches.last().map_or(&self.base, |batch| &batch.after)
-    }
-
-    /// Begins anew with this state.
-    fn restart(&mut self, version: Version, base: State) {
-        *self = PgModel { version, base, ..PgModel::default() };
-    }
-
-    /// Returns all states with their versions.
-    fn states(&self) -> impl Iterator<Item = (Version, &State)> {
-        let batches = self.batches.iter().map(|batch| (batch.version, &batch.after));
-        std::iter::once((self.version, &self.base)).chain(batches)
-    }
-}
-
 /// What is known of the family of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Family {
@@ -193,6 +147,8 @@ pub(super) struct Objects {
     was_lost: bool,
     /// PGs that were suspect when the store opened, and are not absolved.
     suspects: BTreeSet<PgId>,
+    /// The number of the last batch, forward or page.
+    change_last: u64,
 }
 
 /// A read of records, with what is needed to check its answer.
@@ -203,17 +159,6 @@ pub(super) struct RecordsAsked {
     from_memory: bool,
     /// The newest version of the PG that was journaled when the read was requested.
     least: Version,
-}
-
-fn apply(content: &mut Content, change: &Change) {
-    match change {
-        Change::Put { key, value } => drop(content.insert(key.clone(), value.clone())),
-        Change::Delete { key } => drop(content.remove(key)),
-        Change::DeleteRange { start, end } => {
-            let mut behind = content.split_off(start);
-            content.append(&mut behind.split_off(end));
-        }
-    }
 }
 
 /// Returns a key of the PG: all of them begin with its number.
@@ -232,8 +177,9 @@ impl Objects {
         let twin = Twin::create(identity);
         let pgs = (0..plan.pg_count).map(|number| {
             let pg = PgId { pool: POOL, number };
-            let base = State { records: Content::new(), blocks: no_blocks(pg, &plan.blocks) };
-            (pg, PgModel { base, ..PgModel::default() })
+            let mut model = PgModel::default();
+            model.base.blocks = no_blocks(pg, &plan.blocks);
+            (pg, model)
         });
         let pgs = pgs.collect();
         Objects {
@@ -249,6 +195,7 @@ impl Objects {
             was_old: false,
             was_lost: false,
             suspects: BTreeSet::new(),
+            change_last: 0,
         }
     }
 
@@ -265,8 +212,7 @@ impl Objects {
     /// Whether the PG may have another batch: a new epoch begins when all of the last one have ended.
     fn may_go_on(&self, pg: PgId, epoch: Epoch) -> bool {
         let model = &self.pgs[&pg];
-        let has_open = model.batches.iter().any(|batch| !batch.is_answered);
-        model.doomed.is_empty() && (model.newest().epoch == epoch || !has_open)
+        model.is_settled() || model.newest().epoch == epoch
     }
 
     fn content(&self) -> Content {
@@ -355,29 +301,18 @@ impl Objects {
                 suspects.push(*pg);
                 let mut blocks = model.current().blocks.clone();
                 forget(&mut blocks);
-                model.restart(last, State { records: base, blocks });
+                let note = store.note(NoteKey::Pg(*pg)).unwrap_or_default().to_vec();
+                model.restart(last, State { records: base, blocks, note });
                 continue;
             }
-            let answered = model.batches.iter().rfind(|batch| batch.is_answered);
-            let answered = answered.map_or(model.version, |batch| batch.version);
-            if last < answered {
-                return Err(format!("PG {pg} was answered {answered}, and has {last}"));
-            }
-            let Some((_, state)) = model.states().find(|(version, _)| *version == last) else {
-                return Err(format!("PG {pg} has {last}, which ends no batch"));
-            };
-            check_blocks(store, *pg, &state.blocks)?;
-            if state.records != base && !is_gone {
-                let found = text_of(base.iter().map(|(k, v)| (&k[..], &v[..])));
-                return Err(format!("PG {pg} has {last}, but its engine {found}"));
-            }
+            let state = found_state(store, *pg, model, (&base, is_gone))?;
             let found = of_pg(&self.found);
             let had = model.states().filter(|(version, _)| *version <= last);
             let had: Vec<&Content> = had.map(|(_, state)| &state.records).collect();
             let at = had.iter().rposition(|content| **content == found);
             lost_count += at.map_or(0, |at| (had.len() - 1 - at) as u64);
-            let blocks = state.blocks.clone();
-            model.restart(last, State { records: base, blocks });
+            let state = State { records: base, ..state.clone() };
+            model.restart(last, state);
         }
         let is_known =
             |key: &BlockKey| self.pgs.values().any(|model| model.base.blocks.contains_key(key));
@@ -474,8 +409,16 @@ impl World {
         let number = objects.random.below(u64::from(objects.plan.pg_count)) as u32;
         let pg = PgId { pool: POOL, number };
         let batches = objects.plan.batches;
-        if objects.random.chance(batches) && objects.may_go_on(pg, epoch) {
-            return self.ask_batch(pg);
+        if objects.random.chance(batches) {
+            let may_go_on = objects.may_go_on(pg, epoch);
+            let is_new = objects.pgs[&pg].newest() == Version::ZERO;
+            let weights = if is_new { [1, 0, 0] } else { [12, 1, 3] };
+            match objects.random.weighted(&weights) {
+                0 if may_go_on => return self.ask_batch(pg),
+                1 => return self.ask_forward(pg),
+                2 => return self.ask_page(pg),
+                _ => {}
+            }
         }
         match objects.random.chance(Chance::percent(40)) {
             true => self.ask_block_of(pg),
@@ -508,32 +451,61 @@ impl World {
         objects.family = if creates { Family::There } else { Family::Absent };
         for model in objects.pgs.values_mut().filter(|_| !creates) {
             // Only the records are the family's.
-            let (version, blocks) = (model.newest(), model.current().blocks.clone());
-            model.restart(version, State { records: Content::new(), blocks });
+            let (version, state) = (model.newest(), model.current().clone());
+            model.restart(version, State { records: Content::new(), ..state });
         }
     }
 
     fn ask_batch(&mut self, pg: PgId) -> Result<(), String> {
         self.tally.operations.add("batch", 1);
         let epoch = self.epoch;
-        let is_full = self.store().space().full && self.work.chance(Chance::percent(90));
         let objects = self.objects();
-        let random = &mut objects.random;
-        let model = objects.pgs.get_mut(&pg).expect("it was drawn");
-        let after = model.newest();
+        let after = objects.pgs[&pg].newest();
         let counter = if after.epoch == epoch { after.counter } else { 0 };
-        if after.epoch == epoch && random.chance(Chance::percent(2)) {
+        if after.epoch == epoch && objects.random.chance(Chance::percent(2)) {
             let wrong = Version { epoch, counter: counter + 1 };
             return self.ask_unordered(pg, wrong);
         }
-        let version = Version { epoch, counter: counter + random.range(1..5) };
-        let mut records = Vec::new();
-        let State { records: mut content, mut blocks } = model.current().clone();
-        for index in 0..random.below(7) {
-            let at = key(pg, random.below(objects.plan.key_count));
-            let change = match random.weighted(&[6, 2, 1]) {
+        let version = Version { epoch, counter: counter + objects.random.range(1..5) };
+        let records = self.draw_records(pg, version);
+        self.ask_change((pg, Kind::Batch), (after, version), records)
+    }
+
+    /// Brings the PG to a version of its last epoch, as peering does: then a new epoch begins.
+    fn ask_forward(&mut self, pg: PgId) -> Result<(), String> {
+        self.tally.operations.add("forward", 1);
+        let objects = self.objects();
+        let after = objects.pgs[&pg].newest();
+        let version = Version { counter: after.counter + objects.random.range(1..5), ..after };
+        let records = self.draw_records(pg, version);
+        self.epoch = self.epoch.next();
+        self.ask_change((pg, Kind::Forward), (after, version), records)
+    }
+
+    /// Makes a range of records, and some blocks, something else.
+    fn ask_page(&mut self, pg: PgId) -> Result<(), String> {
+        self.tally.operations.add("page", 1);
+        let mark = self.objects().pgs[&pg].newest();
+        let mut records = self.draw_records(pg, mark);
+        let objects = self.objects();
+        let start = key(pg, objects.random.below(objects.plan.key_count));
+        let end = vec![start[0], start[1] + 1 + objects.random.below(8) as u8];
+        records.insert(0, Change::DeleteRange { start, end });
+        // No other change has this key: so it tells which pages are there.
+        let value = objects.change_last.to_le_bytes().to_vec();
+        records.push(Change::Put { key: key(pg, PAGE_KEY), value });
+        self.ask_change((pg, Kind::Page), (Version { counter: 0, ..mark }, mark), records)
+    }
+
+    /// Draws changes of records; values tell the version.
+    fn draw_records(&mut self, pg: PgId, version: Version) -> Vec<Change> {
+        let Objects { random, plan, .. } = self.objects();
+        let count = random.below(7);
+        let draw = |index: u64| {
+            let at = key(pg, random.below(plan.key_count));
+            match random.weighted(&[6, 2, 1]) {
                 0 => {
-                    let size = *random.pick(&[16, 16, 100, 300, objects.plan.value_size_max]);
+                    let size = *random.pick(&[16, 16, 100, 300, plan.value_size_max]);
                     let size = random.range(16..size + 1) as usize;
                     let mut value = vec![index as u8; size];
                     value[..4].copy_from_slice(&version.epoch.get().to_le_bytes());
@@ -545,42 +517,63 @@ impl World {
                     let end = vec![at[0], at[1] + 1 + random.below(4) as u8];
                     Change::DeleteRange { start: at, end }
                 }
-            };
-            apply(&mut content, &change);
-            records.push(change);
-        }
-        let lines = match is_full {
-            true => Vec::new(),
-            false => draw_lines(random, &objects.plan.blocks, (after, version), &mut blocks),
+            }
         };
-        let after_it = State { records: content, blocks };
-        model.batches.push(Batch { version, after: after_it, is_answered: false });
-        let (block_size, blocks) = (objects.plan.block_size(), lines);
-        let request = Request::Batch(BatchRequest {
-            pg,
-            block_size,
-            after,
-            version,
-            records,
-            blocks,
-            note: None,
-        });
-        self.request(Asked::Batch { pg, version }, request)
+        (0..count).map(draw).collect()
+    }
+
+    /// Asks for a batch, forward or page with these records, and blocks that are drawn.
+    fn ask_change(
+        &mut self,
+        (pg, kind): (PgId, Kind),
+        (after, version): (Version, Version),
+        records: Vec<Change>,
+    ) -> Result<(), String> {
+        let is_full = self.store().space().full && self.work.chance(Chance::percent(90));
+        let objects = self.objects.as_mut().expect("there is an object pool");
+        objects.change_last += 1;
+        let number = objects.change_last;
+        let block_size = objects.plan.block_size();
+        let model = objects.pgs.get_mut(&pg).expect("it was drawn");
+        let blocks = match is_full || version.counter == 0 {
+            true => Vec::new(),
+            false => {
+                let states = (&model.current().blocks, number);
+                draw_lines(&mut objects.random, &objects.plan.blocks, (after, version), states)
+            }
+        };
+        let note = (kind == Kind::Forward).then(|| number.to_le_bytes().to_vec());
+        let lines = blocks.iter().map(|(line, _)| line.clone()).collect();
+        let changes =
+            Changes { records: records.clone(), lines, value: number, note: note.clone() };
+        model.push(number, kind, version, changes);
+        let note = note.map(|note| (NoteKey::Pg(pg), note));
+        let goes = kind == Kind::Page && objects.random.chance(Chance::percent(10));
+        let request = match kind {
+            Kind::Page => {
+                // Of a PG that goes; the store makes no difference.
+                let version = if goes { Version::ZERO } else { version };
+                Request::Page(Page { pg, block_size, version, records, blocks })
+            }
+            _ => Request::Batch(BatchRequest {
+                pg,
+                block_size,
+                after,
+                version,
+                records,
+                blocks,
+                note,
+            }),
+        };
+        self.request(Asked::Batch { pg, number }, request)
     }
 
     fn ask_unordered(&mut self, pg: PgId, after: Version) -> Result<(), String> {
         let version = Version { counter: after.counter + 1, ..after };
         let records = vec![Change::Delete { key: key(pg, 0) }];
-        let (block_size, blocks) = (self.objects().block_size(), Vec::new());
-        let request = Request::Batch(BatchRequest {
-            pg,
-            block_size,
-            after,
-            version,
-            records,
-            blocks,
-            note: None,
-        });
+        let (block_size, blocks, note) = (self.objects().block_size(), Vec::new(), None);
+        let request =
+            Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks, note });
         self.request(Asked::Unordered, request)
     }
 
@@ -649,29 +642,18 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn batch_answered(&mut self, pg: PgId, version: Version) -> Result<(), String> {
+    pub(super) fn batch_answered(&mut self, pg: PgId, number: u64) -> Result<(), String> {
         let model = self.objects().pgs.get_mut(&pg).expect("it was asked for");
-        let batch = model.batches.iter_mut().find(|batch| batch.version == version);
-        let batch = batch.ok_or_else(|| format!("PG {pg}: {version} came after a refused one"))?;
-        batch.is_answered = true;
-        Ok(())
+        model.answered(number).map_err(|text| format!("PG {pg}: {text}"))
     }
 
-    /// A batch was refused: it never was, and all behind it in its PG will be refused.
-    pub(super) fn batch_refused(&mut self, pg: PgId, version: Version) -> Result<(), String> {
+    pub(super) fn batch_refused(&mut self, pg: PgId, number: u64) -> Result<(), String> {
         let model = self.objects().pgs.get_mut(&pg).expect("it was asked for");
-        if model.doomed.remove(&version) {
-            return Ok(());
+        let refused = model.refused(number).map_err(|text| format!("PG {pg}: {text}"))?;
+        if refused == Some(Kind::Batch) {
+            // The PG goes on in a new epoch.
+            self.epoch = self.epoch.next();
         }
-        let at = model.batches.iter().position(|batch| batch.version == version);
-        let at = at.expect("a batch of this run of the store");
-        let behind = model.batches.split_off(at);
-        if behind.iter().any(|batch| batch.is_answered) {
-            return Err(format!("PG {pg}: {version} is refused, though a later one is answered"));
-        }
-        model.doomed.extend(behind.iter().skip(1).map(|batch| batch.version));
-        // The PG goes on in a new epoch.
-        self.epoch = self.epoch.next();
         Ok(())
     }
 
@@ -693,16 +675,18 @@ impl World {
             return Err(format!("a read of PG {pg} shows {version}, but had to show {least}"));
         }
         let model = &self.objects.as_ref().expect("it was asked for").pgs[pg];
-        let Some((_, State { records: content, .. })) =
-            model.states().find(|(of, _)| *of == version)
-        else {
-            return Err(format!("a read of PG {pg} shows {version}, which ends no batch"));
-        };
-        for (query, answer) in queries.iter().zip(&answers) {
-            check_answer(content, query, answer)
-                .map_err(|text| format!("a read of PG {pg} at {version}: {text}"))?;
+        let mut error = "no batch ends there".to_owned();
+        // A page has the version of the batch before it.
+        for (_, state) in model.states().filter(|(of, _)| *of == version) {
+            let mut compared = queries.iter().zip(&answers);
+            match compared
+                .try_for_each(|(query, answer)| check_answer(&state.records, query, answer))
+            {
+                Ok(()) => return Ok(()),
+                Err(text) => error = text,
+            }
         }
-        Ok(())
+        Err(format!("a read of PG {pg} at {version}: {error}"))
     }
 
     /// Compares the object pool with the restarted store.
@@ -776,6 +760,33 @@ impl World {
         self.is_foreign = true;
         self.tally.faults.add("foreign engine", 1);
     }
+}
+
+/// Returns the state of the PG that the restarted store has. `records`: what the engine has, and whether that
+/// says nothing.
+fn found_state<'a>(
+    store: &Store,
+    pg: PgId,
+    model: &'a PgModel,
+    (records, is_gone): (&Content, bool),
+) -> Result<&'a State, String> {
+    let last = store.last_version(pg);
+    let note = store.note(NoteKey::Pg(pg)).unwrap_or_default();
+    let least = model.possible().next().expect("there is always one").0;
+    if last < least {
+        return Err(format!("PG {pg} was answered {least}, and has {last}"));
+    }
+    let mut error = "which ends no batch".to_owned();
+    for (_, state) in model.possible().filter(|(version, _)| *version == last) {
+        let found = text_of(records.iter().map(|(k, v)| (&k[..], &v[..])));
+        error = match check_blocks(store, &state.blocks) {
+            Err(text) => text,
+            Ok(()) if state.records != *records && !is_gone => format!("but its engine {found}"),
+            Ok(()) if state.note != note => format!("but the note {note:?}, not {:?}", state.note),
+            Ok(()) => return Ok(state),
+        };
+    }
+    Err(format!("PG {pg} has {last}, {error}"))
 }
 
 /// Returns keys and the beginnings of values, which tell their version.
