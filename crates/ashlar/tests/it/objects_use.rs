@@ -143,7 +143,8 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
     // Lines without a tab remove.
     let gone: Vec<String> = lines.keys().step_by(3).cloned().collect();
     gone.iter().for_each(|key| _ = lines.remove(key));
-    piped(&cluster, &["kv", "bulk", "-"], gone.join("\n").as_bytes());
+    let input = gone.join("\n") + "\n";
+    piped(&cluster, &["kv", "bulk", "-"], input.as_bytes());
     assert!(cluster.run(&["kv", "scan"]) == text(&lines), "what is left");
     let some = lines.range("key 4".to_string().."key 8".to_string()).take(1500);
     let some: BTreeMap<_, _> = some.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -156,6 +157,12 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
     assert_eq!((&got["key"], &got["value"]), (&json!("colour\t1"), &json!("\\ grey\n")));
     cluster.run(&["kv", "del", "colour\t1"]);
     cluster.refused(&["kv", "get", "colour\t1"], "not_found");
+    // A last line that may be cut off is not carried out.
+    let files = Directory::new("value-files");
+    let cut = files.path().join("cut");
+    fs::write(&cut, format!("new\t1\n{}", lines.keys().next().expect("some"))).expect("writable");
+    cluster.refused(&["kv", "bulk", cut.to_str().expect("UTF-8")], "invalid");
+    assert!(cluster.run(&["kv", "scan", "--prefix", "key"]) == text(&lines), "nothing is removed");
     let long = "x".repeat((32 << 10) + 1);
     cluster.refused(&["kv", "put", "long", &long], "invalid");
 }
