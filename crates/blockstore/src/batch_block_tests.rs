@@ -665,3 +665,46 @@ fn a_forward_brings_content_and_record_together() {
     assert_eq!(bench.done(with(1, Vec::new())), Err(StoreError::Full));
     durable(&mut bench, forward(0, 2, b"yes"));
 }
+
+#[test]
+fn a_body_that_was_lost_stays_lost_when_it_can_be_read_again() {
+    for checkpoints in [false, true] {
+        let mut bench = open();
+        let lsns = asked_at_once(
+            &mut bench,
+            [
+                with(1, vec![units(1, &[0], 10)]),
+                with(2, vec![all(2, 20)]),
+                with(3, vec![units(1, &[1], 30)]),
+            ],
+        );
+        bench.idle();
+        let place = bench.place(lsns[1]);
+        let mut disk = bench.off();
+        disk.flip(place + 150);
+        let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+        let given = records_given(&mut bench);
+        assert!(bench.opened && !given.contains(&last(2)), "{given:?}");
+        assert_eq!(rows(&bench), (3, true, false, "AFa".to_owned()));
+        // The place of block 2 is another's.
+        durable(&mut bench, with(4, vec![all(3, 40)]));
+        if checkpoints {
+            bench.checkpoint();
+        }
+        let mut disk = bench.off();
+        disk.flip(place + 150);
+        let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+        assert_eq!(bench.stopped, None);
+        let is_lost = |effect: &EngineEffect| match effect {
+            EngineEffect::Write { lsn, .. } => *lsn == lsns[1],
+            _ => false,
+        };
+        assert!(!bench.engine_effects.iter().any(is_lost));
+        end_writes(&mut bench);
+        assert_eq!(rows(&bench), (4, true, false, "AFO".to_owned()));
+        bench.assert_unit(1, 0, Some(10));
+        bench.assert_unit(1, 1, Some(30));
+        bench.assert_unit(2, 0, None);
+        bench.assert_unit(3, 7, Some(40));
+    }
+}

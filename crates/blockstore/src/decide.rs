@@ -31,7 +31,8 @@
 //!
 //! ```text
 //!      body   units  data  acked  decision   meaning
-//! @a   lost   _      _     _      Lost       records and blocks of an entry are lost: its PG is suspect, not the store
+//! @a   lost   _      _     _      Lost       records and blocks of an entry are lost: its PG is suspect, not the store;
+//!                                            later starts follow that (O), also if the body can be read again
 //! @b   lost   _      _     yes    (pass)     the same, but checkpoint and engine have them: nobody needs the entry
 //! @c   whole  lost   _     _      Damaged    data is lost: its units become damaged
 //! @d   whole  ok     bad   no     Drop       out-of-line data does not match; also of a move

@@ -286,9 +286,11 @@ impl Recovery {
         }
         let (header, checksum) = whole.expect("a header was seen");
         let parts = self.parts.as_ref().expect("the superblock is known");
-        // The engine must not get what was dropped, also when a checkpoint has passed it.
+        // The engine must not get what was dropped or lost, also when a checkpoint has passed it.
+        let was_lost = survey.lost.contains(&at) && header.kind.has_body();
         let is_dropped = header.kind.has_body() && survey.dropped_by(&header).is_some();
-        let is_kept = at >= parts.root.until || parts.is_collected(&header) || is_dropped;
+        let is_held_back = is_dropped || was_lost;
+        let is_kept = at >= parts.root.until || parts.is_collected(&header) || is_held_back;
         // Records that the engine lacks are needed, although the checkpoint has the rest.
         let has_lost = || Body::decode(&header, header.body(bytes)).is_none();
         let is_lost = !is_kept && header.kind.has_body() && has_lost();
@@ -315,9 +317,14 @@ impl Recovery {
         if header.kind.has_body() {
             let is_lost = |range: Range<usize>| replay.is_lost(at, &range);
             let sizes = (superblock.sector_size, at < parts.root.until);
-            found.batch = BatchFound::of(header, bytes, sizes, is_lost);
+            found.batch = match was_lost {
+                true => None,
+                false => BatchFound::of(header, bytes, sizes, is_lost),
+            };
             found.body = match &found.batch {
                 Some(_) => Content::Whole,
+                // Whatever can be read by now.
+                None if was_lost => Content::Unreadable,
                 None if is_lost(0..header.size as usize) => Content::Unreadable,
                 None => Content::Bad,
             };
@@ -390,7 +397,7 @@ impl Recovery {
             follows_dropped,
             is_committed: self.survey.is_committed(header),
         });
-        let was_stated = self.survey.damaged.contains(&lsn);
+        let was_stated = self.survey.damaged.contains(&lsn) || self.survey.lost.contains(&lsn);
         match verdict {
             Verdict::Stop => {
                 self.count_row(row);
@@ -405,6 +412,9 @@ impl Recovery {
                     });
                 }
                 self.drop_entry(header, Lsn::new(u64::MAX));
+            }
+            Verdict::Lost if !was_stated && header.kind.has_body() => {
+                self.decisions.push(Decision::Lost(lsn));
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
                 self.decisions.push(Decision::Damaged(lsn));

@@ -41,6 +41,8 @@ pub struct Survey {
     committed: BTreeMap<PgId, Version>,
     /// Entries that an earlier recovery recorded as damaged.
     pub damaged: BTreeSet<Lsn>,
+    /// Batches and pages that an earlier recovery recorded as lost.
+    pub lost: BTreeSet<Lsn>,
 }
 
 /// Returns the lsn of a position in the ring, in the lap that begins at `from`.
@@ -199,6 +201,7 @@ impl Survey {
                         self.tails.entry(pg).or_default().push((from, *by));
                     }
                     Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
+                    Decision::Lost(lsn) => drop(self.lost.insert(lsn)),
                     Decision::PgTail { pg, from } => {
                         self.pg_tails.entry(pg).or_default().push((from, *by));
                     }
@@ -213,7 +216,7 @@ impl Survey {
         let lost = self.valid.range(from..).flat_map(|(_, decisions)| decisions);
         let concerns_rest = |decision: &&Decision| match **decision {
             Decision::Cut { from: lsn, .. } | Decision::Hole { from: lsn, .. } => lsn < from,
-            Decision::Drop(lsn) | Decision::Damaged(lsn) => lsn < from,
+            Decision::Drop(lsn) | Decision::Damaged(lsn) | Decision::Lost(lsn) => lsn < from,
             // The entries of which the tail counts lie before the cut, so the same ones are dropped.
             Decision::Tail { .. } => true,
             Decision::PgTail { from: lsn, .. } => lsn < from,
@@ -263,9 +266,16 @@ mod tests {
             hole(70, 80),
             Decision::Drop(below),
             Decision::Damaged(below),
+            Decision::Lost(below),
             Decision::Tail { pg: PG, from: version },
         ];
-        let gone = [cut(150, 160), hole(170, 180), Decision::Drop(above), Decision::Damaged(above)];
+        let gone = [
+            cut(150, 160),
+            hole(170, 180),
+            Decision::Drop(above),
+            Decision::Damaged(above),
+            Decision::Lost(above),
+        ];
         let earlier = (100, vec![Decision::Drop(Lsn::new(20))]);
         let survey = survey([(200, [&kept[..], &gone[..]].concat()), earlier]);
         assert_eq!(survey.decisions_lost_by_cut(Lsn::new(150)), kept);

@@ -41,6 +41,9 @@ pub enum Decision {
     },
     /// Data of the acknowledged entry is lost. Later recoveries do not report it again.
     Damaged(Lsn),
+    /// The batch or page is lost, also if its body can be read again later: what came behind it may have its
+    /// places.
+    Lost(Lsn),
 }
 
 /// The kind of a [`Decision::Tail`]. The upper half of the kind's word holds the epoch; the other two words
@@ -49,6 +52,9 @@ const KIND_TAIL: u64 = 5;
 
 /// The kind of a [`Decision::PgTail`]. The other two words hold the PG and the lsn.
 const KIND_PG_TAIL: u64 = 6;
+
+/// The kind of a [`Decision::Lost`].
+const KIND_LOST: u64 = 7;
 
 /// Size of an encoded decision, in bytes.
 pub const DECISION_SIZE: usize = 24;
@@ -67,6 +73,7 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
                 (kind, word_of(pg), Lsn::new(from.counter))
             }
             Decision::PgTail { pg, from } => (KIND_PG_TAIL, word_of(pg), from),
+            Decision::Lost(lsn) => (KIND_LOST, lsn, Lsn::ZERO),
         };
         to.u64(kind);
         to.u64(first.get());
@@ -92,6 +99,7 @@ pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
                 Decision::Tail { pg, from: Version { epoch, counter: second.get() } }
             }
             KIND_PG_TAIL => Decision::PgTail { pg: pg_of(first)?, from: second },
+            KIND_LOST => Decision::Lost(first),
             _ => return None,
         });
     }
@@ -130,6 +138,14 @@ mod tests {
         assert_eq!(decode_decisions(&bytes), Some(decisions));
         assert_eq!(decode_decisions(&bytes[1..]), None);
         assert_eq!(decode_decisions(&[9; 24]), None);
+    }
+
+    #[test]
+    fn bytes_of_a_lost_entry_are_frozen() {
+        let decisions = vec![Decision::Lost(Lsn::new(4096)), Decision::Damaged(Lsn::new(512))];
+        let bytes = encode_decisions(&decisions);
+        super::super::golden("decisions-lost.5", &bytes);
+        assert_eq!(decode_decisions(&bytes), Some(decisions));
     }
 
     #[test]
