@@ -173,8 +173,8 @@ fn a_batch_waits_for_the_data_of_earlier_ones_of_its_pg() {
 
 #[test]
 fn impossible_blocks_are_refused() {
-    let mut bench = open();
-    let mut refused = |blocks: Vec<(BlockChange, Buffer)>, why: &str| {
+    let refused = |blocks: Vec<(BlockChange, Buffer)>, why: &str| {
+        let mut bench = open();
         let result = bench.done(with(1, blocks));
         assert_eq!(result, Err(StoreError::Corrupted), "{why}");
     };
@@ -193,10 +193,49 @@ fn impossible_blocks_are_refused() {
     let many = |count: u32| (1..=count).map(|number| units(number, &[0; 1], 1)).collect();
     refused(many(129), "more units than an entry can have");
     // A version beyond the batch.
+    let mut bench = open();
     let Request::Batch(mut later) = with(1, vec![units(1, &[0], 1)]) else { panic!() };
     later.blocks[0].0.version = version(2);
     assert_eq!(bench.done(Request::Batch(later)), Err(StoreError::Corrupted));
-    durable(&mut bench, with(1, vec![units(1, &[0], 1)]));
+}
+
+/// Returns the batch as one of the next epoch.
+fn of_next_epoch(request: Request) -> Request {
+    let Request::Batch(batch) = request else { unreachable!() };
+    let epoch = version(1).epoch.next();
+    Request::Batch(Batch { version: Version { epoch, ..batch.version }, ..batch })
+}
+
+#[test]
+fn behind_a_batch_that_was_refused_all_of_its_epoch_are() {
+    let put = |after, upto| batch(after, upto, vec![put(b"a", b"1")]);
+    let forward = |after, upto| {
+        let Request::Batch(batch) = put(after, upto) else { unreachable!() };
+        Request::Batch(Batch { note: Some((NoteKey::Pg(PG), b"n".to_vec())), ..batch })
+    };
+    let mut bench = open();
+    let (mut changed, data) = units(1, &[0], 1);
+    changed.checksums[0] = base::Checksum::new(7);
+    assert_eq!(bench.done(with(1, vec![(changed, data)])), Err(StoreError::Corrupted));
+    // It would be the first one of its epoch, which may follow any version.
+    assert_eq!(bench.done(put(1, 2)), Err(StoreError::Full));
+    durable(&mut bench, forward(0, 2));
+    assert_eq!(bench.done(put(2, 3)), Err(StoreError::Full));
+    durable(&mut bench, of_next_epoch(put(2, 4)));
+    // A store without the family.
+    let mut bench = open();
+    bench.ask(Request::Family { pool: PG.pool, compression: None });
+    assert_eq!(bench.done(put(0, 1)), Err(StoreError::NoFamily));
+    let Some(EngineEffect::Remove { op, .. }) = bench.engine_effects.pop() else { panic!() };
+    end(&mut bench, op);
+    let compression = Some(format::engine::Compression::None);
+    bench.ask(Request::Family { pool: PG.pool, compression });
+    bench.run();
+    let Some(EngineEffect::Create { op, .. }) = bench.engine_effects.pop() else { panic!() };
+    end(&mut bench, op);
+    end_writes(&mut bench);
+    assert_eq!(bench.done(put(1, 2)), Err(StoreError::Full));
+    durable(&mut bench, forward(0, 2));
 }
 
 #[test]

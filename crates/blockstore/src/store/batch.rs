@@ -55,6 +55,10 @@ impl Store {
         let has_order = kind == EntryKind::Batch && note.is_none();
         let mut body = Body { records, blocks: self.lines_of(&batch, true), note };
         if let Err(error) = self.judge_batch(&batch, &body, kind) {
+            // What comes out of its order was not the next version, and one that is may still come.
+            if has_order && error != StoreError::Unordered {
+                self.refused.insert(batch.pg, batch.version.epoch);
+            }
             effects.push(Effect::Done { id, result: Err(error) });
             return None;
         }
