@@ -9,7 +9,7 @@ use format::engine::{
 
 use crate::harness::{Bench, MemoryDisk, created, options};
 use crate::journal::IDLE_RESERVE;
-use crate::store::START_RESERVE;
+use crate::recover::{SUSPECTS_MAX, start_room};
 use crate::{
     Answer, Batch, CommitMode, CreateOptions, EngineFound, Event, Request, RequestId, StoreError,
 };
@@ -470,25 +470,60 @@ fn places_that_wait_for_discards_are_no_reason_for_checkpoints() {
 }
 
 #[test]
-fn checkpoints_leave_room_for_a_start_while_the_engine_holds_the_head() {
-    let mut bench = open();
+fn a_start_has_room_for_all_pgs_that_it_may_make_suspect() {
+    let options = options(CommitMode::Fsync, 4096);
+    let disk = created(&CreateOptions { engine: EngineId::new(5), ..options });
+    let mut bench = Bench::with_engine(disk, found(&[]));
+    create(&mut bench);
     let size = bench.store.parts().journal.size();
+    for number in 0..SUSPECTS_MAX as u32 {
+        let Request::Batch(first) = batch(0, 1, vec![put(b"a", b"1")]) else { unreachable!() };
+        let first = Request::Batch(Batch { pg: PgId { number, ..PG }, ..first });
+        assert_eq!(bench.done(first), Ok(Answer::Durable));
+    }
+    let lsn = end_writes(&mut bench).expect("the batches");
+    flushed(&mut bench, lsn);
+    bench.checkpoint();
     fill(&mut bench, size * 13 / 16);
     fill_with_notes(&mut bench);
-    let mut made = 0;
-    while made < 2000 {
+    make_checkpoints(&mut bench);
+    assert!(!bench.store.parts().journal.has_room(EntryKind::Idle, 0, start_room(4096)));
+    // An old copy of the engine is put back.
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    assert_eq!(bench.stopped, None);
+    while end_writes(&mut bench).is_some() {
+        bench.run();
+    }
+    assert!(bench.opened && bench.rows().contains('h'), "{}", bench.rows());
+    let suspect = |number: u32| bench.store.is_suspect(PgId { number, ..PG });
+    assert!((0..SUSPECTS_MAX as u32).all(suspect));
+    assert!(bench.store.parts().superblock.suspect.is_none());
+}
+
+/// Makes checkpoints until none begins. Returns their number.
+fn make_checkpoints(bench: &mut Bench) -> u64 {
+    for made in 0..2000 {
         let sequence = bench.store.parts().root.sequence;
         bench.store.parts_mut().wants_checkpoint = true;
         bench.apply(Event::Tick);
         bench.run();
         if bench.store.parts().root.sequence == sequence {
-            break;
+            return made;
         }
-        made += 1;
     }
+    panic!("they have no end")
+}
+
+#[test]
+fn checkpoints_leave_room_for_a_start_while_the_engine_holds_the_head() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    fill(&mut bench, size * 13 / 16);
+    fill_with_notes(&mut bench);
+    let made = make_checkpoints(&mut bench);
     let journal = &bench.store.parts().journal;
-    assert!(made > 100 && journal.has_room(EntryKind::Idle, 0, START_RESERVE - 512), "{made}");
-    assert!(!journal.has_room(EntryKind::Idle, 0, START_RESERVE));
+    assert!(made > 100 && journal.has_room(EntryKind::Idle, 0, start_room(512) - 512), "{made}");
+    assert!(!journal.has_room(EntryKind::Idle, 0, start_room(512)));
     // The engine is asked for what is missing.
     let flush = bench.engine_effects.iter().find_map(|effect| match effect {
         EngineEffect::Flush { op, .. } => Some(*op),

@@ -40,7 +40,7 @@ use crate::pages::LeafWaiter;
 use crate::parts::Parts;
 use crate::pending::{FamilyStage, Pending};
 use crate::read::Reads;
-use crate::recover::{EngineReplay, Recovered, Recovery};
+use crate::recover::{EngineReplay, Recovered, Recovery, start_room};
 use crate::store::records::RecordReads;
 use crate::{
     Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
@@ -50,10 +50,6 @@ use crate::{
 /// A checkpoint gives back the space of deleted and zeroed blocks after this many times
 /// [`Settings::idle_after`] without a write.
 const GIVE_BACK_AFTER: u64 = 10;
-
-/// Journal space that checkpoints leave free while they may free nothing, in bytes: for idle entries and
-/// decisions of starts that are killed again and again, and for the checkpoint that frees the head at last.
-pub(crate) const START_RESERVE: u64 = 4 * IDLE_RESERVE;
 
 /// The phases of a store, in chronological order.
 enum Phase {
@@ -406,7 +402,7 @@ impl Store {
         let journal = &self.parts().journal;
         let reserve = match self.engine_would_free() >= IDLE_RESERVE {
             true => 0,
-            false => START_RESERVE,
+            false => start_room(self.sector_size()),
         };
         self.pending.low().is_none() || journal.has_room(EntryKind::Idle, 0, reserve)
     }
