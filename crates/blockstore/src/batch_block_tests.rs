@@ -250,6 +250,10 @@ fn a_read_of_a_block_waits_for_a_queued_batch() {
     let waits = bench.ask(Request::Batch(Batch { blocks, ..big }));
     bench.run();
     assert!(!bench.answers.contains_key(&waits));
+    // Its data is compared once, however many events come.
+    let compared = bench.store.comparisons;
+    (0..5).for_each(|_| bench.apply(crate::Event::Tick));
+    assert_eq!(bench.store.comparisons, compared);
     let read = Request::Read { key: key(1), offset: 0, length: 4096, as_of: crate::AsOf::View };
     let read = bench.ask(read);
     bench.run();
@@ -503,6 +507,100 @@ fn a_moved_block_whose_data_does_not_match_drops_the_batches_behind_it() {
     assert_eq!(rows(&bench), (1, false, false, "AFde".to_owned()));
     bench.assert_unit(3, 20, Some(10));
     bench.assert_unit(1, 0, None);
+}
+
+#[test]
+fn a_repair_waits_for_the_data_of_earlier_batches_of_its_pg() {
+    let some: Vec<u32> = (0..4).collect();
+    for written in [some.clone(), (0..32).collect()] {
+        let mut bench = open();
+        let first = bench.ask(with(1, vec![all(1, 1), all(2, 2)]));
+        let content = bench.content(version(1), &some, &some, 95);
+        let content = match written.len() {
+            4 => content,
+            _ => bench.content(version(1), &written, &written, 95),
+        };
+        let repair = bench.ask(Request::Repair { pg: PG, key: key(9), content });
+        let gone = Request::Repair { pg: PG, key: key(8), content: format::wire::Content::Gone };
+        let gone = bench.ask(gone);
+        bench.submit();
+        // All but the data of the batch: its blocks have the first two places.
+        let data = bench.store.parts().superblock.data;
+        let place = bench.store.parts().blocks.get(&key(2)).expect("it is there").location;
+        let end = bench.store.parts().place(place) + (128 << 10);
+        let is_other = |offset: u64| offset < data.offset || offset >= end;
+        while let Some(index) = bench.disk.find_write(is_other) {
+            let event = bench.disk.end(index);
+            bench.apply(crate::Event::Disk(event));
+            bench.submit();
+        }
+        let flush = bench.disk.ops.values().position(|op| op.is_flush());
+        let event = bench.disk.end(flush.expect("it was wanted"));
+        bench.apply(crate::Event::Disk(event));
+        bench.submit();
+        let is_answered = |id| bench.answers.contains_key(&id);
+        assert!(![first, repair, gone].into_iter().any(is_answered));
+        bench.run();
+        assert!(bench.is_durable(first) && bench.is_durable(repair) && bench.is_durable(gone));
+    }
+}
+
+#[test]
+fn lost_data_of_a_block_that_was_left_out_is_no_damage_of_it() {
+    let mut bench = open();
+    let lsns = asked_at_once(
+        &mut bench,
+        [with(1, vec![all(2, 20)]), with(2, vec![units(2, &[8], 30), units(1, &[0], 30)])],
+    );
+    bench.idle();
+    let [first, second] = lsns.map(|lsn| bench.place(lsn));
+    let mut disk = bench.off();
+    // The body that gave block 2 its place, and the data of both units.
+    disk.flip(first + 150);
+    disk.flip(second + 512 + 7);
+    disk.flip(second + 512 + UNIT + 7);
+    let mut bench = again_on(disk);
+    assert_eq!(rows(&bench), (2, true, false, "AFac".to_owned()));
+    let damage = &bench.store.parts().blocks.damage;
+    assert!(damage.of(&key(2)).is_empty());
+    assert_eq!((damage.found_count(), damage.left_count()), (1, 1));
+    bench.assert_unit(2, 8, None);
+}
+
+#[test]
+fn forged_places_outside_the_data_area_cost_their_batch_and_no_stack() {
+    let lines = (0..190).map(|number| {
+        let mut set = UnitSet::EMPTY;
+        set.insert(0);
+        let (mut line, _) = units(number, &[0], 1);
+        line.action = BlockAction::UnitsAtPlace;
+        line.location = u32::MAX - 8;
+        line.version = version(1);
+        line
+    });
+    let body = format::disk::Body { blocks: lines.collect(), ..format::disk::Body::default() };
+    let mut bench = open();
+    for number in 0..6000 {
+        let mut header = format::disk::EntryHeader {
+            pg: Some(PgId { number, ..PG }),
+            block_size: Some(BlockSize::DEFAULT),
+            version: version(1),
+            ..crate::journal::plain_header(format::disk::EntryKind::Batch)
+        };
+        let few = format::disk::Body { blocks: body.blocks[..2].to_vec(), ..Default::default() };
+        let encoded = if number == 0 { &body } else { &few }.encode(&mut header);
+        bench.store.parts_mut().journal.append_with(&mut header, &encoded, None);
+    }
+    bench.store.parts_mut().journal.want_all();
+    bench.submit();
+    while let Some(index) = bench.disk.find_write(|_| true) {
+        let event = bench.disk.end(index);
+        bench.apply(crate::Event::Disk(event));
+        bench.submit();
+    }
+    // The stack of this thread would not hold a call for each of them.
+    let bench = again_on(bench.off());
+    assert_eq!(rows(&bench), (0, false, false, "AFd".to_owned()));
 }
 
 /// What a model knows of the blocks: the tag of each unit.

@@ -276,24 +276,25 @@ impl Parts {
     }
 
     /// Applies the blocks, note and version of a batch or page, in the same way for a request and for
-    /// recovery; its records are the engine's. Returns whether all blocks could be changed: see
+    /// recovery; its records are the engine's. Returns the blocks that could not be changed: see
     /// [`Blocks::apply_lines`].
-    pub fn apply_batch(&mut self, change: &BatchChange<'_>) -> bool {
+    pub fn apply_batch(&mut self, change: &BatchChange<'_>) -> Vec<BlockKey> {
         let header = change.header;
         let (pg, block_size) = header.pg.zip(header.block_size).expect("the format demands both");
         self.pgs.apply(header, pg, change.lsn);
         let mut data_lsn = change.data_lsn;
-        let mut is_whole = true;
+        let mut left_out = Vec::new();
         for lines in change.body.by_block() {
             let bad = change.bad.get(&lines[0].key).copied().unwrap_or(UnitSet::EMPTY);
-            is_whole &=
-                self.blocks.apply_lines(&BlockLines { pg, block_size, lines, data_lsn, bad });
+            if !self.blocks.apply_lines(&BlockLines { pg, block_size, lines, data_lsn, bad }) {
+                left_out.push(lines[0].key);
+            }
             let size: usize = lines.iter().map(BlockChange::size_here).sum();
             data_lsn = data_lsn.advance(size as u64);
         }
         if let Some((key, note)) = &change.body.note {
             self.notes.set(*key, note);
         }
-        is_whole
+        left_out
     }
 }

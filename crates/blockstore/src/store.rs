@@ -91,6 +91,11 @@ pub struct Store {
     /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
     /// too, so that the versions of an epoch in the journal have no gap.
     refused: BTreeMap<PgId, Epoch>,
+    /// The request at the front of the queue, if its data was compared with its checksums already.
+    compared: Option<RequestId>,
+    /// How often data of a batch was compared.
+    #[cfg(test)]
+    pub(crate) comparisons: u64,
     report: RecoveryReport,
     /// When the last entry was journaled.
     written_at: Time,
@@ -136,6 +141,9 @@ impl Store {
             record_reads: RecordReads::default(),
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
+            compared: None,
+            #[cfg(test)]
+            comparisons: 0,
             report: RecoveryReport::default(),
             written_at: Time::ZERO,
         }

@@ -158,12 +158,12 @@ impl Recovery {
         }
         let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
         let (body, bad) = (&batch.body, &batch.bad);
-        let is_whole =
+        let left_out =
             parts.apply_batch(&BatchChange { header, body, lsn: header.lsn, data_lsn, bad });
-        for (key, units) in bad {
+        for (key, units) in bad.iter().filter(|(key, _)| !left_out.contains(key)) {
             parts.blocks.damage.found(*key, *units);
         }
-        if !is_whole {
+        if !left_out.is_empty() {
             self.replay.lost_batches.insert(pg, header.lsn);
         }
         Ok(())

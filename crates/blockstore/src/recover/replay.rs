@@ -141,7 +141,11 @@ impl Recovery {
                     self.fetch_chunk(io);
                     return Ok(());
                 }
-                Next::Data => return self.fetch_data(io),
+                Next::Data => {
+                    if self.fetch_data(io)? {
+                        return Ok(());
+                    }
+                }
                 Next::End => return self.end_replay(io),
             }
         }
@@ -156,25 +160,27 @@ impl Recovery {
         self.fetch(journal.offset + position, size as usize, io);
     }
 
-    fn fetch_data(&mut self, io: &mut Io<'_>) -> Progress {
+    /// Reads the next out-of-line data of the entry. Returns false if none is left to be read, and the entry is
+    /// judged: of a place outside the data area nothing is read, and no such data matches.
+    fn fetch_data(&mut self, io: &mut Io<'_>) -> Result<bool, String> {
         let data = self.parts().superblock.data;
         self.stage = Stage::Data;
-        let found = self.replay.waiting.as_ref().expect("it asks for data");
+        let found = self.replay.waiting.as_mut().expect("it asks for data");
         let header = &found.header;
         let (location, offset, length) = match &found.batch {
             Some(batch) => batch.next_place().expect("it asks for data"),
             None => (header.location, header.offset, header.length),
         };
         let within = u64::from(location) * LOCATION_STEP + u64::from(offset);
-        let size = length as usize;
-        if within + size as u64 > data.size {
-            // The place is outside the data area. Use zeros as its data: they match only the checksum of
-            // zeros.
-            let zeros = io.pool.take_zeroed(size).freeze();
-            return self.on_data_read(zeros, &[], io);
+        if within + u64::from(length) <= data.size {
+            self.fetch(data.offset + within, length as usize, io);
+            return Ok(true);
         }
-        self.fetch(data.offset + within, size, io);
-        Ok(())
+        found.data = Content::Bad;
+        found.bad = UnitSet::first(found.header.checksums.len() as u32);
+        let found = self.replay.waiting.take().expect("it asks for data");
+        self.judge(found)?;
+        Ok(false)
     }
 
     /// Handles out-of-line data that is not recorded as durable: verifies it, and writes it again.
@@ -208,9 +214,12 @@ impl Recovery {
         found.data = found.data.worse(data);
         if found.batch.as_ref().is_some_and(|batch| batch.next_place().is_some()) {
             self.replay.waiting = Some(found);
-            return self.fetch_data(io);
+            if self.fetch_data(io)? {
+                return Ok(());
+            }
+        } else {
+            self.judge(found)?;
         }
-        self.judge(found)?;
         self.replay(io)
     }
 

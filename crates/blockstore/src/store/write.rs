@@ -494,7 +494,9 @@ impl Store {
         };
         let place = LargePlace::new((key, header.location), header.offset, data.clone());
         parts.journal.begin_large(lsn, header.pg.expect("of a block"), vec![place]);
-        parts.journal.wait(asker, lsn, Awaited::OfBlock(key));
+        let awaited = self.awaited(&header);
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        parts.journal.wait(asker, lsn, awaited);
         let durable = parts.journal.is_immediate();
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
         io.write(Purpose::Large { lsn, index: 0 }, offset, vec![data], durable);
@@ -522,10 +524,19 @@ impl Store {
         data: Option<Buffer>,
         old: Option<BlockInfo>,
     ) {
-        let key = header.key;
         let lsn = self.journal_entry(&mut header, data, old);
-        let awaited = key.map_or(Awaited::Nothing, Awaited::OfBlock);
+        let awaited = self.awaited(&header);
         self.parts_mut().journal.wait(asker, lsn, awaited);
+    }
+
+    /// Returns the data that the request of an entry waits for: in an object pool, where all behind a dropped
+    /// entry of a PG goes, that of the PG.
+    fn awaited(&self, header: &EntryHeader) -> Awaited {
+        match header.key.zip(header.pg) {
+            Some((_, pg)) if self.pending.stage(pg.pool).is_some() => Awaited::OfPg(pg),
+            Some((key, _)) => Awaited::OfBlock(key),
+            None => Awaited::Nothing,
+        }
     }
 
     /// Journals a change and applies it. `old`: the block's entry in the index.
