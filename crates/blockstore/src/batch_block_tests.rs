@@ -845,3 +845,28 @@ fn a_body_that_was_lost_stays_lost_when_it_can_be_read_again() {
         bench.assert_unit(3, 7, Some(40));
     }
 }
+
+#[test]
+fn a_store_lags_until_its_journal_is_well_below_three_quarters() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    let last = fill(&mut bench, size * 11 / 16);
+    assert!(!bench.store.is_lagging());
+    fill(&mut bench, size * 3 / 4);
+    assert!(bench.store.is_lagging());
+    // A page is durable, and is answered late; batches are not.
+    let page = bench.ask(page(version(last), vec![put(b"p", b"1")], Vec::new()));
+    let counter = bench.store.last_version(PG).counter;
+    durable(&mut bench, batch(counter, counter + 1, vec![put(b"b", b"1")]));
+    bench.run();
+    assert!(!bench.answers.contains_key(&page));
+    // What the engine flushes frees a little: it still lags.
+    let used = |bench: &Bench| bench.store.parts().journal.used();
+    flushed(&mut bench, Lsn::new(size / 32));
+    bench.checkpoint();
+    assert!(used(&bench) < size * 3 / 4 && bench.store.is_lagging(), "{}", used(&bench));
+    flushed(&mut bench, Lsn::new(size / 2));
+    bench.checkpoint();
+    assert!(used(&bench) < size * 11 / 16 && !bench.store.is_lagging());
+    assert!(bench.is_durable(page));
+}

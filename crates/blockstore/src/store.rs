@@ -13,6 +13,7 @@
 //!   3. After a failed write or flush the store starts no more disk operations.
 
 mod batch;
+mod lag;
 mod moves;
 mod prepare;
 mod records;
@@ -41,6 +42,7 @@ use crate::parts::Parts;
 use crate::pending::{FamilyStage, Pending};
 use crate::read::Reads;
 use crate::recover::{EngineReplay, Recovered, Recovery, start_room};
+use crate::store::lag::Lag;
 use crate::store::records::RecordReads;
 use crate::{
     Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
@@ -86,6 +88,7 @@ pub struct Store {
     /// Whether a request waits for room that only flushes of the engine can make.
     wants_engine_flush: bool,
     record_reads: RecordReads,
+    lag: Lag,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
     /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
@@ -139,6 +142,7 @@ impl Store {
             pending: Pending::default(),
             wants_engine_flush: false,
             record_reads: RecordReads::default(),
+            lag: Lag::default(),
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
             compared: None,
@@ -172,6 +176,7 @@ impl Store {
                 break;
             }
         }
+        self.settle_lag(from, effects);
         if matches!(self.phase, Phase::Stopped) {
             let stopped =
                 effects.iter().position(|effect| matches!(effect, Effect::Stopped { .. }));

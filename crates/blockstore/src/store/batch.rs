@@ -28,7 +28,7 @@ use crate::store::write::{Admit, LARGE_SIZE_MIN, WRITE_RESERVE_SHARE};
 use crate::{Answer, Batch, Effect, Page, Request, RequestId, StoreError};
 
 /// Pending records of at most so many bytes; beyond that, batches wait for the engine.
-const PENDING_SIZE_MAX: usize = 64 << 20;
+pub(super) const PENDING_SIZE_MAX: usize = 64 << 20;
 /// A family is flushed when its low lies this fraction (1/n) of what makes a checkpoint due behind the tail.
 /// So the checkpoint that follows usually trims what it contains.
 const FLUSH_SHARE: u64 = 2;
@@ -327,6 +327,9 @@ impl Store {
             self.journal_note(key, &note);
         }
         self.parts_mut().journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
+        if header.kind == EntryKind::Page {
+            self.lag.pages.insert(id);
+        }
         if !body.records.is_empty() {
             self.pending.push(pg.pool, place, body.records);
         }
