@@ -82,6 +82,8 @@ struct Family {
     entries: VecDeque<Entry>,
     /// The engine had no space: when to repeat.
     retry_at: Option<Time>,
+    /// Whether the engine had no space for the last write that ended.
+    is_full: bool,
     entering_count: usize,
     /// The engine has everything up to this lsn, perhaps not durably.
     ended: Lsn,
@@ -166,6 +168,7 @@ impl Family {
             stage,
             entries: VecDeque::new(),
             retry_at: None,
+            is_full: false,
             entering_count: 0,
             ended: Lsn::ZERO,
             flushed: Lsn::ZERO,
@@ -265,7 +268,7 @@ impl Pending {
 
     /// Whether something waits for space in the engine's file system.
     pub fn waits_for_space(&self) -> bool {
-        self.families.values().any(|family| family.retry_at.is_some())
+        self.families.values().any(|family| family.is_full)
     }
 
     /// Returns an id for a request to the engine.
@@ -445,6 +448,7 @@ impl Pending {
         let (pool, lsn) = self.writes.remove(&op).expect("a write ends once");
         let family = self.families.get_mut(&pool).expect("it has a write under way");
         family.entering_count -= 1;
+        family.is_full &= result.is_err();
         let is_it = |entry: &&mut Entry| entry.lsn == lsn && entry.stage == Stage::Entering;
         let entry = family.entries.iter_mut().find(is_it).expect("it is entering");
         match (result, &entry.work) {
@@ -465,6 +469,7 @@ impl Pending {
             (Err(EngineError::Full), _) => {
                 entry.stage = Stage::Waiting;
                 family.retry_at = Some(now + RETRY_AFTER);
+                family.is_full = true;
             }
             (Err(error), _) => return Err(error.to_string()),
         }
@@ -862,6 +867,7 @@ mod tests {
             pending.on_done(op, result, Time::ZERO, none).expect("it goes on");
         };
         end(&mut pending, writes[0].0, Err(EngineError::Full));
+        assert!(pending.waits_for_space());
         let later = Time::ZERO + RETRY_AFTER;
         // The second one is still under way.
         assert_eq!((pending.deadline(), entered(&mut pending, 4096, later)), (None, vec![]));
@@ -870,8 +876,10 @@ mod tests {
         assert_eq!(entered(&mut pending, 4096, Time::ZERO), []);
         let again = entered(&mut pending, 4096, later);
         assert_eq!(again.iter().map(|(_, lsn)| *lsn).collect::<Vec<_>>(), [512, 1024]);
+        assert!(pending.waits_for_space(), "until one has ended");
         again.iter().for_each(|(op, _)| end(&mut pending, *op, Ok(())));
         assert_eq!((pending.size(), pending.deadline()), (0, None));
+        assert!(!pending.waits_for_space());
         let poisoned = Err(EngineError::Poisoned { text: "why".into() });
         put(&mut pending, 2048);
         let [(op, _)] = entered(&mut pending, 4096, later)[..] else { panic!("one") };

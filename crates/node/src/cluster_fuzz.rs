@@ -16,7 +16,8 @@ use blockstore::BlockKey;
 use cluster::message::Need;
 use format::door::{NetEvent, Peer, Role};
 use format::wire::{
-    Activation, Change, Content, Filling, LeaseMessage, Message, Outcome, PeerBody, PeerMessage,
+    Activation, Change, Content, EngineState, Filling, LeaseMessage, Message, Outcome, PeerBody,
+    PeerMessage,
 };
 
 use crate::Event;
@@ -322,6 +323,10 @@ impl Run {
                 valid_ms: self.random.below(2) * 1_000,
                 lost: vec![(PG, Epoch::new(self.random.below(60)))],
                 is_full: self.random.below(2) == 0,
+                engine: EngineState {
+                    is_lagging: self.random.below(8) == 0,
+                    is_full: self.random.below(8) == 0,
+                },
                 limit_bytes: stamp << 20,
                 share_bytes: stamp << 18,
             },

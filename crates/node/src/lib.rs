@@ -27,6 +27,7 @@
 //! | `node/monitor.rs` | the connection to a monitor, and its messages |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | leases that this OSD holds, and those that it has given |
+//! | `engine_lag.rs` | whether engines lag or are full: then mutations of objects wait, or are refused |
 //! | `space_credits.rs` | space that members promise to a primary |
 //! | `peers.rs` | messages between members of PGs: who may send them, and when they are handled |
 //! | `requests.rs` | a request's path from its arrival to its reply |
@@ -45,6 +46,7 @@ mod cluster_view;
 mod compare;
 mod connection_ids;
 mod disk_watch;
+mod engine_lag;
 mod filling;
 mod lane;
 mod leases;

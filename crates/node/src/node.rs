@@ -6,6 +6,7 @@
 //! Each module below carries out the decisions of the type with the same name; the types in `src/` are
 //! independent of the node.
 
+mod engine_lag;
 mod monitor;
 mod peer_connections;
 mod peers;
@@ -28,6 +29,7 @@ use pg::{Action, Finding, FixRequest, Listing, Pg, ScrubEvent, ScrubNote, SlowDi
 use crate::cluster_view::ClusterView;
 use crate::connection_ids::ConnectionIds;
 use crate::disk_watch::{DiskWatch, LookStep, Stalls};
+use crate::engine_lag::EngineLag;
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
 use crate::lines::{Lines, faults_text, trace_checked, trace_metadata, trace_scrub};
@@ -72,6 +74,7 @@ pub struct Node {
     peers: Peers,
     leases: Leases,
     pub(crate) space_credits: SpaceCredits,
+    engine_lag: EngineLag,
     // Sessions and requests of clients.
     sessions: Sessions,
     pub(crate) requests: Requests,
@@ -136,6 +139,7 @@ impl Node {
             peers: Peers::default(),
             leases: Leases::new(now, LEASE_DEFAULT),
             space_credits: SpaceCredits::new(),
+            engine_lag: EngineLag::default(),
             sessions: Sessions::default(),
             requests: Requests::default(),
             budget: Budget::default(),
@@ -360,6 +364,7 @@ impl Node {
         if self.phase == Phase::Running && self.disk_watch.at <= now {
             self.watch_disk(now, effects);
             self.tend_stripes(now, effects);
+            self.refuse_held(now, effects);
         }
         if self.phase == Phase::Running && self.reports.at() <= now {
             self.reports.set(now + self.report_every());
@@ -576,6 +581,7 @@ impl Node {
                 self.requests.on_store();
             }
             self.look_for_space(now);
+            self.settle_engine_lag(now, effects);
             if let Phase::Draining { until } = self.phase
                 && (!self.requests.has_started() || until <= now)
             {

@@ -54,6 +54,8 @@ pub(crate) struct Started {
     pub(crate) connection: ConnectionId,
     pub(crate) session: SessionId,
     pub(crate) sequence: u64,
+    /// When the request arrived.
+    pub(crate) since: Time,
     pub(crate) scope: Scope,
     /// The PG's epoch when the request started.
     pub(crate) epoch: Epoch,

@@ -337,6 +337,8 @@ pub struct Pg {
     deletions: Deletions,
     /// In pools of objects: the operations of the epoch.
     objects: Objects,
+    /// In pools of objects: whether nothing gets a version, since a store that must take it lags.
+    holds_versions: bool,
     /// In pools of objects: the time of day, in milliseconds since 1970, as the node last said.
     time_of_day_ms: u64,
 }
@@ -380,6 +382,7 @@ impl Pg {
             reads: Slots::new(),
             deletions: Deletions::new(),
             objects: Objects::default(),
+            holds_versions: false,
             time_of_day_ms: 0,
         }
     }

@@ -13,10 +13,10 @@ use base::{
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::peer::{
-    Activation, BatchContent, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX,
-    LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX,
-    PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling,
+    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
+    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 use super::pg_entry::Member;
 use crate::disk::BlockKey;
@@ -822,6 +822,9 @@ impl Reader<'_> {
 
 // ---- leases ---------------------------------------------------------------------------------
 
+/// Number of flags in a grant.
+const GRANT_FLAG_COUNT: u32 = 3;
+
 pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
     match message {
         LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes } => {
@@ -836,11 +839,20 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
                 put_u64(bytes, revision.get());
             }
         }
-        LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } => {
+        LeaseMessage::Granted {
+            stamp,
+            valid_ms,
+            lost,
+            is_full,
+            engine,
+            limit_bytes,
+            share_bytes,
+        } => {
             bytes.push(LEASE_GRANTED);
             put_u64(bytes, *stamp);
             put_u32(bytes, *valid_ms);
-            put_bool(bytes, *is_full);
+            let flags = [*is_full, engine.is_lagging, engine.is_full];
+            bytes.push(flags.iter().rev().fold(0, |byte, flag| byte << 1 | u8::from(*flag)));
             put_u64(bytes, *limit_bytes);
             put_u64(bytes, *share_bytes);
             put_count(bytes, lost.len(), LOST_COUNT_MAX);
@@ -865,12 +877,25 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
         }
         LEASE_GRANTED => {
             let (stamp, valid_ms) = (reader.u64()?, reader.u32()?);
-            let is_full = reader.bool()?;
+            let flags = reader.u8()?;
+            if flags >= 1 << GRANT_FLAG_COUNT {
+                return wrong(format!("unknown flags {flags} of a lease grant"));
+            }
+            let [is_full, is_lagging, is_engine_full] = [1, 2, 4].map(|flag| flags & flag != 0);
+            let engine = EngineState { is_lagging, is_full: is_engine_full };
             let (limit_bytes, share_bytes) = (reader.u64()?, reader.u64()?);
             let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;
             let lost = |_| Ok((reader.pg()?, Epoch::new(reader.u32()?)));
             let lost = (0..count).map(lost).collect::<Result<_, DecodeError>>()?;
-            Ok(LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes })
+            Ok(LeaseMessage::Granted {
+                stamp,
+                valid_ms,
+                lost,
+                is_full,
+                engine,
+                limit_bytes,
+                share_bytes,
+            })
         }
         LEASE_SURRENDER => Ok(LeaseMessage::Surrender),
         tag => wrong(format!("unknown lease message type {tag}")),

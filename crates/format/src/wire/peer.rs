@@ -623,6 +623,15 @@ pub enum Change {
     Delete,
 }
 
+/// What the engine of an OSD has to say to mutations of objects: in both cases none gets a version.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct EngineState {
+    /// It takes less than comes: mutations wait.
+    pub is_lagging: bool,
+    /// It has no room: mutations are refused as full.
+    pub is_full: bool,
+}
+
 /// Messages about leases between two OSDs, on a separate connection that the holder opens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseMessage {
@@ -652,6 +661,8 @@ pub enum LeaseMessage {
         lost: Vec<(PgId, Epoch)>,
         /// Whether the giver's store refuses new data.
         is_full: bool,
+        /// What its engine has to say to mutations of objects.
+        engine: EngineState,
         /// The giver keeps space free for new data up to this limit, counted like `begun_bytes` of
         /// `Renew`; the limit only grows.
         limit_bytes: u64,

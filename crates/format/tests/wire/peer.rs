@@ -3,10 +3,10 @@
 use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
-    Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere, Filling,
-    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
-    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
+    EngineState, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage,
+    ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage,
+    REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -198,8 +198,22 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         valid_ms: 300,
         lost,
         is_full: true,
+        engine: EngineState::default(),
         limit_bytes: 1 << 40,
         share_bytes: 16 << 20,
+    };
+    let LeaseMessage::Granted { stamp, valid_ms, limit_bytes, share_bytes, .. } = granted(vec![])
+    else {
+        unreachable!()
+    };
+    let of_engine = LeaseMessage::Granted {
+        stamp,
+        valid_ms,
+        lost: Vec::new(),
+        is_full: false,
+        engine: EngineState { is_lagging: true, is_full: false },
+        limit_bytes,
+        share_bytes,
     };
     vec![
         ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
@@ -278,6 +292,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
             }),
         ),
         ("lease-granted", lease(granted(vec![]))),
+        ("lease-granted-engine", lease(of_engine)),
         ("lease-granted-lost", lease(granted(vec![(lost, Epoch::new(10))]))),
         ("lease-surrender", lease(LeaseMessage::Surrender)),
     ]
@@ -600,12 +615,13 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                 owed_bytes,
             }
         ),
-        (any::<u64>(), any::<u32>(), lost, any::<bool>(), any::<[u64; 2]>()).prop_map(
-            |(stamp, valid_ms, lost, is_full, [limit_bytes, share_bytes])| LeaseMessage::Granted {
+        (any::<u64>(), any::<u32>(), lost, any::<[bool; 3]>(), any::<[u64; 2]>()).prop_map(
+            |(stamp, valid_ms, lost, flags, [limit_bytes, share_bytes])| LeaseMessage::Granted {
                 stamp,
                 valid_ms,
                 lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
-                is_full,
+                is_full: flags[0],
+                engine: EngineState { is_lagging: flags[1], is_full: flags[2] },
                 limit_bytes,
                 share_bytes,
             }
@@ -671,6 +687,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         valid_ms: u32::MAX,
         lost: (0..LOST_COUNT_MAX as u32).map(lost).collect(),
         is_full: false,
+        engine: EngineState::default(),
         limit_bytes: 0,
         share_bytes: 0,
     };

@@ -309,8 +309,15 @@ impl Node {
         message: LeaseMessage,
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
-        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } =
-            message
+        let LeaseMessage::Granted {
+            stamp,
+            valid_ms,
+            lost,
+            is_full,
+            engine,
+            limit_bytes,
+            share_bytes,
+        } = message
         else {
             return Err("a lease giver may only send grants".into());
         };
@@ -319,6 +326,7 @@ impl Node {
         if self.leases.on_granted(now, giver.osd, grant)? {
             self.requests.review();
         }
+        self.engine_lag.on_giver(giver.osd, engine);
         let offer = Offer { limit_bytes, share_bytes, is_full };
         if self.space_credits.on_offer(giver.osd, stamp, offer) {
             self.requests.on_space();
@@ -358,6 +366,7 @@ impl Node {
                     valid_ms,
                     lost,
                     is_full,
+                    engine: self.engine_lag.own(),
                     limit_bytes,
                     share_bytes,
                 };

@@ -158,6 +158,15 @@ impl Node {
             self.requests.await_store();
             return Verdict::Wait;
         }
+        if scope.changes && scope.is_of_objects && *self.pgs[slot].serving() == Serving::Active {
+            let engine = self.engine_state(slot);
+            if engine.is_full {
+                return Verdict::Refuse(Refusal::Full);
+            }
+            if engine.is_lagging {
+                return Verdict::Wait;
+            }
+        }
         match self.pgs[slot].serving() {
             Serving::Active if self.is_leased(now, slot) => self.judge_space(now, slot, scope),
             Serving::Idle { .. } if self.peers.is_waiting_for_grants(scope.pg) => Verdict::Wait,
@@ -340,6 +349,7 @@ impl Node {
             connection,
             session,
             sequence,
+            since,
             scope,
             epoch,
             bytes,

@@ -659,6 +659,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             valid_ms: u32::MAX,
             lost: Vec::new(),
             is_full: true,
+            engine: format::wire::EngineState::default(),
             limit_bytes: 0,
             share_bytes: 0,
         };

@@ -237,3 +237,101 @@ fn an_engine_that_fails_stops_the_osd() {
     let Some(StopReason::Store(why)) = rig.stopped else { panic!("{:?}", rig.stopped) };
     assert!(why.contains("a disk is gone"), "{why}");
 }
+
+/// Returns a node that is active, with a client.
+pub fn serving_clients() -> Rig {
+    let mut rig = serving();
+    assert!(is_active(&mut rig));
+    rig.accept(CLIENT);
+    rig
+}
+
+fn put(number: u64) -> Op {
+    put_of(number, 30 << 10)
+}
+
+/// Returns the put of an object of this size, with the number of its operation.
+pub fn put_of(number: u64, size: usize) -> Op {
+    use ::objects::{ObjectChange, ObjectSteps, Operation};
+    let name = ::objects::Name::new(format!("{number}").as_bytes()).unwrap();
+    let changes = vec![ObjectChange::Put(vec![7; size])];
+    let steps = ObjectSteps { name, assertions: Vec::new(), changes };
+    let bytes = Operation { objects: vec![steps] }.encode();
+    let operation = format::wire::Payload::new(&bytes, &base::BufferPool::default());
+    Op::Mutate { number, lowest: number, again: false, operation }
+}
+
+fn is_done(outcome: &Result<Outcome, Refusal>) -> bool {
+    matches!(outcome, Ok(Outcome::Mutated { .. }))
+}
+
+#[test]
+fn mutations_wait_while_the_store_lags_and_are_then_answered_busy() {
+    let mut rig = serving_clients();
+    rig.holds_engine = true;
+    let mut number = 1;
+    while !rig.node.store.is_lagging() {
+        let outcome = rig.ask(1, put(number));
+        assert!(is_done(&outcome) && number < 1000, "{outcome:?}");
+        number += 1;
+    }
+    let last = rig.node.store.last_version(PG);
+    let waits = rig.send(CLIENT, 1, put(number));
+    assert_eq!(rig.reply_to(waits), None);
+    rig.advance(Settings::default().wait_max);
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.reply_to(waits), Some(Err(Refusal::Busy)));
+    let waits = rig.send(CLIENT, 1, put(number + 1));
+    assert_eq!((rig.reply_to(waits), rig.node.store.last_version(PG)), (None, last));
+    rig.release_engine();
+    rig.advance(Duration::from_secs(2));
+    assert!(!rig.node.store.is_lagging());
+    assert!(is_done(&rig.reply_to(waits).expect("it went on")));
+}
+
+#[test]
+fn what_is_prepared_when_the_store_begins_to_lag_gets_no_version() {
+    let mut rig = serving_clients();
+    rig.holds_engine = true;
+    let mut number = 1;
+    // The second of two operations on an object waits for the first one in the PG.
+    let again = |number: u64| match put(1) {
+        Op::Mutate { lowest, again, operation, .. } => {
+            Op::Mutate { number, lowest, again, operation }
+        }
+        other => other,
+    };
+    let mut sent = Vec::new();
+    while !rig.node.store.is_lagging() {
+        rig.holds_disk = true;
+        sent = (0..4).map(|at| rig.send(CLIENT, 1, again(number + at))).collect();
+        rig.release_disk();
+        number += 4;
+        assert!(number < 2000);
+    }
+    let given = rig.node.store.last_version(PG);
+    let is_open = |rig: &mut Rig, sent: &[u64]| -> Vec<Option<bool>> {
+        sent.iter().map(|it| rig.reply_to(*it).map(|outcome| is_done(&outcome))).collect()
+    };
+    is_open(&mut rig, &sent);
+    rig.advance(Settings::default().wait_max);
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.node.store.last_version(PG), given);
+    assert!(rig.node.is_idle(), "all that had no version is answered");
+}
+
+#[test]
+fn mutations_are_full_while_the_engine_is() {
+    let mut rig = serving_clients();
+    rig.engine.as_mut().unwrap().set_full(true);
+    // Nobody knows yet.
+    assert!(is_done(&rig.ask(1, put(1))));
+    let last = rig.node.store.last_version(PG);
+    assert_eq!(rig.ask(1, put(2)), Err(Refusal::Full));
+    rig.advance(Duration::from_secs(3));
+    assert_eq!(rig.ask(1, put(3)), Err(Refusal::Full));
+    assert_eq!(rig.node.store.last_version(PG), last);
+    rig.engine.as_mut().unwrap().set_full(false);
+    rig.advance(Duration::from_secs(1));
+    assert!(is_done(&rig.ask(1, put(4))));
+}

@@ -11,12 +11,12 @@ use ::objects::queue::TurnId;
 use ::objects::{Run, RunSize, Shard, Touched};
 use base::Version;
 use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreError};
-use format::wire::PeerBody;
+use format::wire::{PeerBody, Refusal};
 
 use super::batch;
 use super::mutate::Done;
 use crate::store_calls::Call;
-use crate::{Action, MemberSet, Need, Pg, Serving, refusal_of};
+use crate::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
 
 /// What was prepared, and waits for its versions.
 pub struct Gated {
@@ -42,6 +42,7 @@ impl Pg {
     /// Gives versions to what was prepared, as far as all in flight would fit one entry.
     pub(super) fn pass_gate(&mut self, actions: &mut Vec<Action>) {
         while self.serving == Serving::Active
+            && !self.holds_versions
             && let Some(gated) = self.objects.gate.front()
         {
             let mut size = gated.run.size();
@@ -52,6 +53,35 @@ impl Pg {
             let gated = self.objects.gate.pop_front().expect("it was just found");
             self.send_batch(gated, actions);
         }
+    }
+
+    /// Says whether operations get no versions for now, since a store that must take them lags.
+    pub fn hold_versions(&mut self, holds: bool, actions: &mut Vec<Action>) {
+        self.holds_versions = holds;
+        if self.shape.objects.is_some() {
+            self.pump_objects(actions);
+        }
+    }
+
+    /// Whether operations get no versions for now.
+    pub fn holds_versions(&self) -> bool {
+        self.holds_versions
+    }
+
+    /// Answers as *busy* what waits for versions, or for its turn, and which `is_overdue`. A turn is prepared as
+    /// a whole, so all of it goes.
+    pub fn refuse_held(&mut self, is_overdue: impl Fn(Ticket) -> bool, actions: &mut Vec<Action>) {
+        let has_overdue = |gated: &Gated| gated.done.iter().any(|done| is_overdue(done.ticket));
+        let gate = std::mem::take(&mut self.objects.gate).into_iter();
+        let (overdue, kept): (Vec<Gated>, Vec<Gated>) = gate.partition(has_overdue);
+        self.objects.gate = kept.into();
+        for Gated { turn, done, .. } in overdue {
+            self.refuse_done(done, &Refusal::Busy, actions);
+            self.end_turn(turn, actions);
+        }
+        let mut judge = |ticket| is_overdue(ticket).then_some(Refusal::Busy);
+        self.refuse_waiting_mutations(&mut judge, actions);
+        self.pump_objects(actions);
     }
 
     /// Gives a batch its versions, and hands it to every member: to the others by message, in version order,

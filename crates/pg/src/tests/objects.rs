@@ -545,3 +545,26 @@ fn a_member_takes_the_next_batch_of_its_pg_and_nothing_else() {
     assert_eq!(same, Ok(()));
     world.say_to_member(right).unwrap_err();
 }
+
+#[test]
+fn what_is_held_gets_no_version_until_it_is_busy_or_goes_on() {
+    let mut world = World::active(2);
+    let first = world.begin(Kind::Mutate(add(b"n")));
+    world.end_all();
+    world.hold(true);
+    let held = [b"n", b"m"].map(|object| world.begin(Kind::Mutate(add(object))));
+    let queued = world.begin(Kind::Mutate(add(b"n")));
+    while world.happen() {}
+    assert_eq!(world.batch_count, 1);
+    // One of two that are prepared is overdue, and what waits behind it is prepared then.
+    world.refuse_held(held[0]);
+    while world.happen() {}
+    assert_eq!(world.outcome(held[0]), &Err(Refusal::Busy));
+    assert!(world.ops[held[1]].answered.is_none() && world.batch_count == 1);
+    world.hold(false);
+    world.end_all();
+    let epoch = Epoch::new(1);
+    assert_eq!(sum_of(world.outcome(first)), (Version { epoch, counter: 1 }, 1));
+    assert_eq!(sum_of(world.outcome(held[1])), (Version { epoch, counter: 2 }, 1));
+    assert_eq!(sum_of(world.outcome(queued)), (Version { epoch, counter: 3 }, 2));
+}

@@ -217,6 +217,7 @@ mod tests {
             valid_ms: 300,
             lost,
             is_full: false,
+            engine: format::wire::EngineState::default(),
             limit_bytes: 1,
             share_bytes: 1,
         };

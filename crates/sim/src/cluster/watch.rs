@@ -925,6 +925,7 @@ mod tests {
                 valid_ms: 300,
                 lost: Vec::new(),
                 is_full: false,
+                engine: format::wire::EngineState::default(),
                 limit_bytes: 1,
                 share_bytes: 1,
             };

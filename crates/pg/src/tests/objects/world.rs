@@ -243,6 +243,17 @@ impl World {
         self.with(self.primary(), |pg, actions| pg.refuse_waiting(judge, actions));
     }
 
+    /// Lets the primary give no versions, or give them again.
+    pub fn hold(&mut self, holds: bool) {
+        self.with(self.primary(), |pg, actions| pg.hold_versions(holds, actions));
+    }
+
+    /// The primary refuses this operation, if it has no version.
+    pub fn refuse_held(&mut self, number: usize) {
+        let is_overdue = |ticket: Ticket| ticket.0 as usize == number;
+        self.with(self.primary(), |pg, actions| pg.refuse_held(is_overdue, actions));
+    }
+
     /// Lets the store of the primary answer. Returns false if it has nothing to answer.
     pub fn happen_at_primary(&mut self) -> bool {
         let primary = self.primary();
