@@ -329,6 +329,7 @@ impl Run {
                 },
                 limit_bytes: stamp << 20,
                 share_bytes: stamp << 18,
+                largest_bytes: stamp << 18,
             },
         }
     }

@@ -93,6 +93,8 @@ pub struct Offer {
     pub share_bytes: u64,
     /// Whether the store accepts no new data.
     pub is_full: bool,
+    /// The largest write for which there can be credit, unless space is freed. Larger ones are refused.
+    pub largest_bytes: u64,
 }
 
 /// The result of a check for space.
@@ -115,6 +117,9 @@ struct Credit {
     /// The credit that was unused when the last offer arrived.
     high_bytes: u64,
     is_full: bool,
+    largest_bytes: u64,
+    /// The largest write that has found too little since the last offer, and waits.
+    waiting_bytes: u64,
     /// Whether the lease must be renewed now, to request more space.
     wants_more: bool,
     /// Whether more space was requested. It is requested again after a regular renewal, when the limit has
@@ -268,6 +273,8 @@ impl SpaceCredits {
                     share_bytes: 0,
                     high_bytes: 0,
                     is_full: false,
+                    largest_bytes: u64::MAX,
+                    waiting_bytes: 0,
                     wants_more: false,
                     was_asked: false,
                     is_awaited: false,
@@ -303,7 +310,7 @@ impl SpaceCredits {
     }
 
     /// Handles a giver's offer for the renewal with this stamp. Returns true if a write that had to wait may
-    /// proceed now.
+    /// proceed now, or is refused.
     pub fn on_offer(&mut self, giver: OsdId, stamp: u64, offer: Offer) -> bool {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         if stamp < credit.given_back {
@@ -313,11 +320,13 @@ impl SpaceCredits {
         credit.limit_bytes = credit.limit_bytes.max(offer.limit_bytes);
         credit.share_bytes = offer.share_bytes;
         let was_full = std::mem::replace(&mut credit.is_full, offer.is_full);
+        credit.largest_bytes = offer.largest_bytes;
+        let is_too_large = std::mem::take(&mut credit.waiting_bytes) > offer.largest_bytes;
         credit.high_bytes = credit.unused();
         credit.is_awaited = false;
         let has_ended = std::mem::take(&mut credit.has_ended);
         credit.was_asked &= !has_grown && !has_ended;
-        has_grown || has_ended || offer.is_full != was_full
+        has_grown || has_ended || offer.is_full != was_full || is_too_large
     }
 
     /// Returns whether this giver has space for a write of `bytes` bytes.
@@ -328,7 +337,11 @@ impl SpaceCredits {
         }
         credit.wants_more |= !credit.was_asked;
         self.is_wanting |= credit.wants_more;
-        if credit.is_full { Verdict::Full } else { Verdict::Unknown }
+        if credit.is_full || bytes > credit.largest_bytes {
+            return Verdict::Full;
+        }
+        credit.waiting_bytes = credit.waiting_bytes.max(bytes);
+        Verdict::Unknown
     }
 
     /// Uses credit of this giver. Requires: there is enough.
@@ -392,17 +405,25 @@ impl SpaceCredits {
         }
         self.lacking_here = Some(self.lacking_here.map_or(bytes, |least| least.min(bytes)));
         let is_full = self.own_bytes == 0 && self.is_full(now, space);
-        if is_full || space.is_full { Verdict::Full } else { Verdict::Unknown }
+        let is_too_large = bytes > self.most_here(space)
+            || self.own_bytes == 0 && bytes > self.coming_bytes(now, space);
+        match is_full || space.is_full || is_too_large {
+            true => Verdict::Full,
+            false => Verdict::Unknown,
+        }
     }
 
     /// Returns the space for writes in PGs that this OSD leads. This OSD may use no more than the maximum
     /// that is promised to any other primary.
     fn left_here(&self, space: Space) -> u64 {
-        let most = self
-            .demand
-            .as_ref()
-            .map_or(0, |demand| demand.promise_bytes_max(space).min(demand.room_share(space)));
+        let most = if self.demand.is_some() { self.most_here(space) } else { 0 };
         self.unpromised(space).min(most.saturating_sub(self.own_bytes))
+    }
+
+    /// Returns how much of this OSD's space its own PGs may use at a time, if all of it were free.
+    fn most_here(&self, space: Space) -> u64 {
+        let demand = self.demand.as_ref();
+        demand.map_or(u64::MAX, |it| it.promise_bytes_max(space).min(it.room_share(space)))
     }
 
     /// Returns whether space that was lacking here is available now; true only once. Must be polled, because
@@ -465,7 +486,8 @@ impl SpaceCredits {
         let promise = self.promises.get_mut(&holder.osd).expect("just made");
         promise.limit_bytes += more;
         let limit_bytes = promise.limit_bytes;
-        Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
+        let (is_full, largest_bytes) = (self.is_full(now, space), self.largest_share(now, space));
+        Offer { limit_bytes, share_bytes, is_full, largest_bytes }
     }
 
     /// Returns whether space is promised to an OSD.
@@ -479,7 +501,8 @@ impl SpaceCredits {
     pub fn offer_nothing(&mut self, holder: Member, claim: Claim) -> Offer {
         self.on_newer_run(holder);
         self.on_surrender(holder);
-        Offer { limit_bytes: claim.begun_bytes, share_bytes: 0, is_full: false }
+        let limit_bytes = claim.begun_bytes;
+        Offer { limit_bytes, share_bytes: 0, is_full: false, largest_bytes: u64::MAX }
     }
 
     /// Ends the promise to earlier runs of a holder: they begin no more writes.
@@ -585,14 +608,25 @@ impl SpaceCredits {
     /// Returns whether the free space, including what is being made ready, is less than one block for
     /// each primary; or the journal is so small that prepared versions have no room for that.
     fn is_full(&self, now: Time, space: Space) -> bool {
-        let Some(demand) = &self.demand else { return space.is_full };
+        let block_bytes = self.demand.as_ref().map_or(0, |demand| demand.block_size.bytes());
+        space.is_full || self.largest_share(now, space) < block_bytes
+    }
+
+    /// Returns the largest share that a primary can have, unless space is freed.
+    fn largest_share(&self, now: Time, space: Space) -> u64 {
+        let Some(demand) = &self.demand else { return u64::MAX };
+        let free = self.coming_bytes(now, space) / demand.primary_count();
+        let share = demand.promise_bytes(space).min(demand.room_share(space));
+        demand.in_whole_blocks(share.min(free))
+    }
+
+    /// Returns the free space for writes, including what is being made ready.
+    fn coming_bytes(&self, now: Time, space: Space) -> u64 {
         let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
         let earlier = if is_kept_long { self.earlier_bytes(space) } else { 0 };
         let ready = if space.is_growing { u64::MAX } else { space.sure_bytes };
         let free = space.free_bytes.saturating_sub(earlier).min(ready);
-        let free = free.saturating_sub(self.own_bytes);
-        let share = demand.room_share(space).min(free / demand.primary_count());
-        space.is_full || share < demand.block_size.bytes()
+        free.saturating_sub(self.own_bytes)
     }
 }
 

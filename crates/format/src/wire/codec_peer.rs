@@ -847,6 +847,7 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
             engine,
             limit_bytes,
             share_bytes,
+            largest_bytes,
         } => {
             bytes.push(LEASE_GRANTED);
             put_u64(bytes, *stamp);
@@ -855,6 +856,7 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
             bytes.push(flags.iter().rev().fold(0, |byte, flag| byte << 1 | u8::from(*flag)));
             put_u64(bytes, *limit_bytes);
             put_u64(bytes, *share_bytes);
+            put_u64(bytes, *largest_bytes);
             put_count(bytes, lost.len(), LOST_COUNT_MAX);
             for (pg, epoch) in lost {
                 put_pg(bytes, *pg);
@@ -884,6 +886,7 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
             let [is_full, is_lagging, is_engine_full] = [1, 2, 4].map(|flag| flags & flag != 0);
             let engine = EngineState { is_lagging, is_full: is_engine_full };
             let (limit_bytes, share_bytes) = (reader.u64()?, reader.u64()?);
+            let largest_bytes = reader.u64()?;
             let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;
             let lost = |_| Ok((reader.pg()?, Epoch::new(reader.u32()?)));
             let lost = (0..count).map(lost).collect::<Result<_, DecodeError>>()?;
@@ -895,6 +898,7 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
                 engine,
                 limit_bytes,
                 share_bytes,
+                largest_bytes,
             })
         }
         LEASE_SURRENDER => Ok(LeaseMessage::Surrender),

@@ -668,6 +668,8 @@ pub enum LeaseMessage {
         limit_bytes: u64,
         /// The holder should return unused space beyond this many bytes.
         share_bytes: u64,
+        /// The largest write for which the giver can promise space, unless some is freed.
+        largest_bytes: u64,
     },
     /// The holder stops for good, and no longer uses its lease.
     Surrender,

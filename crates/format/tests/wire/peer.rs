@@ -201,6 +201,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         engine: EngineState::default(),
         limit_bytes: 1 << 40,
         share_bytes: 16 << 20,
+        largest_bytes: 8 << 20,
     };
     let LeaseMessage::Granted { stamp, valid_ms, limit_bytes, share_bytes, .. } = granted(vec![])
     else {
@@ -214,6 +215,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         engine: EngineState { is_lagging: true, is_full: false },
         limit_bytes,
         share_bytes,
+        largest_bytes: 8 << 20,
     };
     vec![
         ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
@@ -615,15 +617,18 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                 owed_bytes,
             }
         ),
-        (any::<u64>(), any::<u32>(), lost, any::<[bool; 3]>(), any::<[u64; 2]>()).prop_map(
-            |(stamp, valid_ms, lost, flags, [limit_bytes, share_bytes])| LeaseMessage::Granted {
-                stamp,
-                valid_ms,
-                lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
-                is_full: flags[0],
-                engine: EngineState { is_lagging: flags[1], is_full: flags[2] },
-                limit_bytes,
-                share_bytes,
+        (any::<u64>(), any::<u32>(), lost, any::<[bool; 3]>(), any::<[u64; 3]>()).prop_map(
+            |(stamp, valid_ms, lost, flags, [limit_bytes, share_bytes, largest_bytes])| {
+                LeaseMessage::Granted {
+                    stamp,
+                    valid_ms,
+                    lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
+                    is_full: flags[0],
+                    engine: EngineState { is_lagging: flags[1], is_full: flags[2] },
+                    limit_bytes,
+                    share_bytes,
+                    largest_bytes,
+                }
             }
         ),
         Just(LeaseMessage::Surrender),
@@ -690,6 +695,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         engine: EngineState::default(),
         limit_bytes: 0,
         share_bytes: 0,
+        largest_bytes: 0,
     };
     let revision = |number| (PoolId::new(number).unwrap(), MapRevision::new(1));
     let revisions = (1..=REVISION_COUNT_MAX as u32).map(revision).collect();
@@ -736,7 +742,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     let too_many = forged(&named("peer-parity"), FIELDS + 12 + 12 + 1 + 12, &changes).unwrap_err();
     assert!(too_many.0.contains("at most 16 are allowed"), "{too_many}");
     refused("lease-renew", FRAME_HEADER_SIZE + 26, REVISION_COUNT_MAX, "at most 256 are allowed");
-    refused("lease-granted", FRAME_HEADER_SIZE + 30, LOST_COUNT_MAX, "at most 65536 are allowed");
+    refused("lease-granted", FRAME_HEADER_SIZE + 38, LOST_COUNT_MAX, "at most 65536 are allowed");
 }
 
 #[test]

@@ -317,6 +317,7 @@ impl Node {
             engine,
             limit_bytes,
             share_bytes,
+            largest_bytes,
         } = message
         else {
             return Err("a lease giver may only send grants".into());
@@ -327,7 +328,7 @@ impl Node {
             self.requests.review();
         }
         self.engine_lag.on_giver(giver.osd, engine);
-        let offer = Offer { limit_bytes, share_bytes, is_full };
+        let offer = Offer { limit_bytes, share_bytes, is_full, largest_bytes };
         if self.space_credits.on_offer(giver.osd, stamp, offer) {
             self.requests.on_space();
         }
@@ -357,7 +358,7 @@ impl Node {
                 self.review_demand(now);
                 let claim = Claim { begun_bytes, owed_bytes };
                 let (space, until) = (self.space(), now + giver_span(span));
-                let Offer { limit_bytes, share_bytes, is_full } = match leads {
+                let Offer { limit_bytes, share_bytes, is_full, largest_bytes } = match leads {
                     true => self.space_credits.offer(now, holder, claim, until, space),
                     false => self.space_credits.offer_nothing(holder, claim),
                 };
@@ -369,6 +370,7 @@ impl Node {
                     engine: self.engine_lag.own(),
                     limit_bytes,
                     share_bytes,
+                    largest_bytes,
                 };
                 send_lease(connection, grant, effects);
                 self.requests.on_space();

@@ -100,7 +100,8 @@ fn room_is_freed_at_once_and_then_after_a_pause_and_givers_are_asked_again() {
     begin_all(&mut holder);
     assert_eq!(holder.take_wanting(), [to]);
     holder.claim(to, 64 * MIB, false);
-    holder.on_offer(to, 1, Offer { limit_bytes: 0, share_bytes: 0, is_full: false });
+    let nothing = Offer { limit_bytes: 0, share_bytes: 0, is_full: false, largest_bytes: u64::MAX };
+    holder.on_offer(to, 1, nothing);
     assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
     assert_eq!(holder.take_wanting(), [], "it was asked");
     assert_eq!(holder.room_due(), None);
@@ -189,11 +190,7 @@ fn room_for_prepared_versions_limits_what_is_promised() {
     assert_eq!(offer(member(1, 1)), 4 * WRITE, "a third of three quarters: one part is its own");
     assert_eq!(offer(member(2, 1)), 4 * WRITE);
     assert_eq!(giver.here(at(0), space, 4 * WRITE), Verdict::Enough);
-    assert_eq!(
-        giver.here(at(0), space, 4 * WRITE + 1),
-        Verdict::Unknown,
-        "the rest is for learners"
-    );
+    assert_eq!(giver.here(at(0), space, 4 * WRITE + 1), Verdict::Full, "the rest is for learners");
     assert!(giver.may_take_copy(space, 0, 8 * WRITE));
     assert!(!giver.may_take_copy(space, 0, 9 * WRITE), "promises are kept");
     let mut copies = giver_with(2);
@@ -337,6 +334,45 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
     giver.on_demand(at(SPAN_MS), Some(demand(1, &[])), |_| true);
     renew(&mut holder, &mut giver, member(1, 1), 0, 16 * MIB);
     assert_eq!(begin_all(&mut holder), 16 * MIB / WRITE);
+}
+
+#[test]
+fn a_write_that_is_larger_than_any_share_is_refused() {
+    let (mut giver, mut holder) = (giver_with(64), SpaceCredits::new());
+    let (to, from) = (member(9, 1).osd, member(1, 1));
+    // Each of the 64 primaries has 4 MiB: the least that is promised.
+    let largest = renew(&mut holder, &mut giver, from, 0, 1024 * MIB).largest_bytes;
+    assert_eq!(largest, 4 * WRITE);
+    assert_eq!(holder.at(to, largest), Verdict::Enough);
+    assert_eq!(holder.at(to, largest + 1), Verdict::Full, "it would wait for ever");
+    // Here it is the same, with what is there for all primaries.
+    let mut here = giver_with(64);
+    let most = 64 * MIB;
+    assert_eq!(here.here(at(0), space_of(1024 * MIB), most), Verdict::Enough);
+    assert_eq!(here.here(at(0), space_of(1024 * MIB), most + 1), Verdict::Full);
+    here.begin_own(most);
+    assert_eq!(here.here(at(0), space_of(1024 * MIB), most), Verdict::Unknown, "others may end");
+    assert_eq!(here.here(at(0), space_of(1024 * MIB), most + 1), Verdict::Full);
+}
+
+#[test]
+fn a_large_write_waits_for_space_that_is_coming_and_is_refused_when_it_is_gone() {
+    let (mut giver, mut holder) = (giver_with(2), SpaceCredits::new());
+    let (to, from) = (member(9, 1), member(1, 1));
+    holder.on_connected(to);
+    let mut offer = |holder: &mut SpaceCredits, space| {
+        let claim = holder.claim(to.osd, 0, true);
+        let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space);
+        holder.on_offer(to.osd, 1, offer)
+    };
+    let coming = Space { sure_bytes: 4 * MIB, is_growing: true, ..space_of(64 * MIB) };
+    offer(&mut holder, coming);
+    assert_eq!(holder.at(to.osd, 3 * WRITE), Verdict::Unknown, "its share grows");
+    assert!(offer(&mut holder, space_of(4 * MIB)), "it is judged again");
+    assert_eq!(holder.at(to.osd, 3 * WRITE), Verdict::Full);
+    assert_eq!(holder.at(to.osd, 2 * WRITE), Verdict::Enough, "small ones go on");
+    offer(&mut holder, space_of(64 * MIB));
+    assert_eq!(holder.at(to.osd, 3 * WRITE), Verdict::Enough, "space was freed");
 }
 
 #[test]

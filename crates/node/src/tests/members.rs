@@ -520,7 +520,12 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     node.space_credits.on_offer(
         giver,
         1,
-        crate::space_credits::Offer { limit_bytes: 0, share_bytes: 0, is_full: true },
+        crate::space_credits::Offer {
+            limit_bytes: 0,
+            share_bytes: 0,
+            is_full: true,
+            largest_bytes: 0,
+        },
     );
     assert_eq!(cluster.ask(0, write(0, 1, 8)), Err(Refusal::Full));
     let zero = Op::Zero { place: place(1, 0), offset: 0, length: UNIT, lazy: false };
@@ -662,6 +667,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             engine: format::wire::EngineState::default(),
             limit_bytes: 0,
             share_bytes: 0,
+            largest_bytes: 0,
         };
         for message in [Message::Lease(Box::new(granted)), Message::Control("{}".into())] {
             number += 1;

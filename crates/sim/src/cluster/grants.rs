@@ -220,6 +220,7 @@ mod tests {
             engine: format::wire::EngineState::default(),
             limit_bytes: 1,
             share_bytes: 1,
+            largest_bytes: 1,
         };
         grants.granted(1, 0, &grant);
         grants.entry_told(&entry(2, 2));

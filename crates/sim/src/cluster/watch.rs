@@ -928,6 +928,7 @@ mod tests {
                 engine: format::wire::EngineState::default(),
                 limit_bytes: 1,
                 share_bytes: 1,
+                largest_bytes: 1,
             };
             watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
             watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
