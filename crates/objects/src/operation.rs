@@ -8,6 +8,8 @@
 //!   1. An operation that [`Operation::check`] accepts can be prepared without a check of its form: its names,
 //!      keys and values are within their limits, and its assertions do not contradict each other.
 
+use std::collections::BTreeSet;
+
 use base::{KIB, MIB, Version};
 
 use crate::keys::{ATTRIBUTE_SIZE_MAX, Kind, Name, RECORD_KEY_SIZE_MAX};
@@ -30,6 +32,9 @@ pub const OPERATION_STEPS_MAX: usize = 4096;
 pub const DATA_CHANGES_MAX: usize = 2;
 /// The most that the results of one operation take, in bytes.
 pub const RESULTS_SIZE_MAX: usize = 4 << 10;
+/// The most that an operation reads of attributes and records, in bytes of their values: for its assertions,
+/// and for what it adds to.
+pub const OPERATION_VALUES_MAX: usize = 4 << 20;
 /// The largest value of an attribute or record, in bytes.
 pub const FIELD_VALUE_MAX: usize = 64 << 10;
 
@@ -133,6 +138,19 @@ pub enum StepResult {
     Removed(bool),
     /// [`ObjectChange::Add`]: the sum.
     Sum(i64),
+}
+
+impl Assertion {
+    /// Returns the attribute or record that it concerns.
+    pub(crate) fn field(&self) -> Option<&Field> {
+        match self {
+            Assertion::Equals(field, _)
+            | Assertion::Differs(field, _)
+            | Assertion::Has(field)
+            | Assertion::Lacks(field) => Some(field),
+            Assertion::Exists | Assertion::Absent | Assertion::Version(_) => None,
+        }
+    }
 }
 
 impl Field {
@@ -268,15 +286,19 @@ impl ObjectSteps {
         if versions.any(|version| Some(version) != first) {
             return Err("the object is asserted to have two versions".into());
         }
-        let lacks = |field: &Field| self.assertions.contains(&Assertion::Lacks(field.clone()));
-        for assertion in &self.assertions {
-            if let Assertion::Equals(field, _) | Assertion::Has(field) = assertion
-                && lacks(field)
-            {
-                return Err("a field is asserted to be there and to be absent".into());
-            }
+        let lacking = self.assertions.iter().filter_map(|assertion| match assertion {
+            Assertion::Lacks(field) => Some(field),
+            _ => None,
+        });
+        let lacking: BTreeSet<&Field> = lacking.collect();
+        let mut there = self.assertions.iter().filter_map(|assertion| match assertion {
+            Assertion::Equals(field, _) | Assertion::Has(field) => Some(field),
+            _ => None,
+        });
+        match there.any(|field| lacking.contains(field)) {
+            true => Err("a field is asserted to be there and to be absent".into()),
+            false => Ok(()),
         }
-        Ok(())
     }
 }
 

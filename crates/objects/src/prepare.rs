@@ -17,6 +17,8 @@
 //!   4. A run with one operation at least is within the limits of an entry.
 //!   5. Preparing an operation costs what it changes, not what the run has changed: it is made on an empty layer
 //!      over each object, which the run takes in if the operation is admitted.
+//!   6. A run has at most 9 MiB of values that were read: what is kept, what one operation may read, and what was
+//!      wanted last.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -33,11 +35,16 @@ use crate::head::{DataId, Head, HeadContent};
 use crate::keys::{Key, Kind, Name, Shard, attributes_range, part_prefix_size, records_range};
 use crate::operation::{
     Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
-    OPERATION_RECORDS_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
+    OPERATION_RECORDS_MAX, OPERATION_VALUES_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
 };
 
 /// The most operations of one run.
 pub const RUN_OPERATIONS_MAX: u32 = 1024;
+
+/// The most attributes and records that are wanted at a time: as many as [`OPERATION_VALUES_MAX`] has room for.
+const FIELDS_WANTED_MAX: usize = OPERATION_VALUES_MAX / FIELD_VALUE_MAX;
+/// The most values, in bytes, that were read for one operation and are kept for the next one.
+const VALUES_KEPT_MAX: usize = 1 << 20;
 
 /// The version of an object while operations on it are prepared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,6 +134,8 @@ pub struct Run {
     objects: BTreeMap<Name, Object>,
     heads: BTreeMap<Name, Option<Head>>,
     fields: BTreeMap<(Name, Field), Option<Vec<u8>>>,
+    /// The values of `fields`, in bytes.
+    values_size: usize,
     units: KnownUnits,
     /// The number of operations with a version.
     count: u32,
@@ -371,6 +380,7 @@ impl Run {
             objects: BTreeMap::new(),
             heads: BTreeMap::new(),
             fields: BTreeMap::new(),
+            values_size: 0,
             units: BTreeMap::new(),
             count: 0,
             size: RunSize::default(),
@@ -394,7 +404,10 @@ impl Run {
 
     /// Hands over the value of an attribute or record that was wanted. `None`: there is none.
     pub fn supply_field(&mut self, name: Name, field: Field, value: Option<Vec<u8>>) {
-        self.fields.insert((name, field), value);
+        let size = |value: &Option<Vec<u8>>| value.as_ref().map_or(0, Vec::len);
+        self.values_size += size(&value);
+        let before = self.fields.insert((name, field), value);
+        self.values_size -= before.as_ref().map_or(0, size);
     }
 
     /// Hands over a unit that was wanted. `None`: zeros.
@@ -414,6 +427,23 @@ impl Run {
         draw: &mut dyn FnMut() -> DataId,
     ) -> Result<Applied, Stop> {
         debug_assert_eq!(operation.check(), Ok(()));
+        let result = self.apply_known(operation, now, draw);
+        let is_done = matches!(result, Ok(_) | Err(Stop::Refused(_)));
+        if is_done && self.values_size > VALUES_KEPT_MAX {
+            self.fields.clear();
+            self.values_size = 0;
+        }
+        result
+    }
+
+    /// Prepares an operation from what is known.
+    fn apply_known(
+        &mut self,
+        operation: &Operation,
+        now: u64,
+        draw: &mut dyn FnMut() -> DataId,
+    ) -> Result<Applied, Stop> {
+        self.check_values(operation).map_err(Stop::Refused)?;
         let mut wants = Wants::default();
         let mut objects = self.begin(operation, &mut wants)?;
         for (at, (steps, object)) in operation.objects.iter().zip(&objects).enumerate() {
@@ -492,6 +522,33 @@ impl Run {
         Ok(())
     }
 
+    /// Checks that the operation reads no more than it may.
+    fn check_values(&self, operation: &Operation) -> Result<(), OperationRefusal> {
+        if self.values_size <= OPERATION_VALUES_MAX {
+            return Ok(());
+        }
+        // Some may have been read for operations before it.
+        let mut read = BTreeSet::new();
+        for steps in &operation.objects {
+            let asserted = steps.assertions.iter().filter_map(Assertion::field);
+            let added = steps.changes.iter().filter_map(|change| match change {
+                ObjectChange::Add(field, _) => Some(field),
+                _ => None,
+            });
+            read.extend(asserted.chain(added).map(|field| (steps.name.clone(), field.clone())));
+        }
+        let values = read.iter().filter_map(|field| self.fields.get(field)?.as_ref());
+        match values.map(Vec::len).sum::<usize>() <= OPERATION_VALUES_MAX {
+            true => Ok(()),
+            false => Err(OperationRefusal::TooLarge {
+                why: format!(
+                    "the attributes and records that it asserts or adds to have more than \
+                     {OPERATION_VALUES_MAX} bytes"
+                ),
+            }),
+        }
+    }
+
     /// Returns the value of a field before the operation; the inner `None`: it does not exist. The outer
     /// `None`: it has to be read.
     fn value<'a>(
@@ -508,7 +565,7 @@ impl Run {
             return Some(value);
         }
         let known = self.known(name, field);
-        if known.is_none() {
+        if known.is_none() && wants.fields.len() < FIELDS_WANTED_MAX {
             wants.fields.insert((name.clone(), field.clone()));
         }
         known

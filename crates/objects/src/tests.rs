@@ -9,7 +9,7 @@ use format::engine::Change;
 use proptest::prelude::*;
 
 use crate::model::{MODIFIED, Model, Models, model};
-use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX};
+use crate::operation::{FIELD_VALUE_MAX, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX};
 use crate::*;
 
 pub(crate) mod reads;
@@ -100,7 +100,8 @@ impl Store {
                 run.supply_head(name.clone(), self.head(name));
             }
         }
-        for _ in 0..4 {
+        let asserted = operation.objects.iter().map(|it| it.assertions.len());
+        for _ in 0..4 + asserted.sum::<usize>() / 64 {
             let Store { drawn, .. } = self;
             let mut draw = || {
                 *drawn += 1;
@@ -546,4 +547,46 @@ fn operations_of_a_wrong_form_are_refused_with_a_reason() {
         assert!(why.contains(part), "{why}");
     }
     assert_eq!(one(b"a", vec![], vec![]).check(), Ok(()));
+}
+
+#[test]
+fn an_operation_reads_values_in_portions_and_no_more_than_it_may() {
+    let field = |number: u32| Field::Record(number.to_be_bytes().to_vec());
+    let value = || vec![7; FIELD_VALUE_MAX];
+    let mut store = Store::default();
+    // Each operation has room for 15 such values.
+    for number in 0..65 {
+        let set = one(b"a", vec![], vec![ObjectChange::Set(field(number), value())]);
+        let mut run = Run::new(SHAPE);
+        store.prepare(&mut run, &set).expect("it fits");
+        store.apply(run.finish(version(u64::from(number) + 1)));
+    }
+    let has =
+        |count: u32| one(b"a", (0..count).map(|it| Assertion::Has(field(it))).collect(), vec![]);
+    let mut run = Run::new(SHAPE);
+    // What was read for one operation is not counted for the next one.
+    for count in [64, 3, 64] {
+        assert!(store.prepare(&mut run, &has(count)).is_ok(), "{count}");
+    }
+    let refused = store.prepare(&mut run, &has(65));
+    let Err(Stop::Refused(OperationRefusal::TooLarge { why })) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(why.contains("4194304 bytes"), "{why}");
+    assert!(store.prepare(&mut run, &has(1)).is_ok(), "the run goes on");
+    // Small values, or none, are read in as many portions as it takes; the first one that is false is named.
+    let lacks = (1000..5000).map(|it| Assertion::Lacks(field(it)));
+    let all = one(b"a", lacks.chain([Assertion::Lacks(field(3))]).collect(), vec![]);
+    let Err(Stop::Refused(OperationRefusal::Asserted { step, .. })) = store.prepare(&mut run, &all)
+    else {
+        panic!("a record is there")
+    };
+    assert_eq!(step, 4000);
+    let mut wanted = 0;
+    let mut fresh = Run::new(SHAPE);
+    fresh.supply_head(name(b"a"), store.head(&name(b"a")));
+    if let Err(Stop::Wants(wants)) = fresh.apply(&all, 0, &mut || unreachable!()) {
+        wanted = wants.fields.len();
+    }
+    assert_eq!(wanted, 64, "at a time");
 }

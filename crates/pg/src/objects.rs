@@ -34,8 +34,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
 use ::objects::queue::TurnId;
-use ::objects::{Name, Operation, PoolShape, Queue, Shard};
-use base::SessionId;
+use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
+use base::{SessionId, Version};
 use format::wire::{Op, Payload, Refusal};
 
 use mutate::{Done, Mutation, Preparing};
@@ -62,6 +62,10 @@ pub(crate) struct Objects {
     gate: VecDeque<Gated>,
     /// Batches with versions that have not ended, in the order of versions.
     in_flight: VecDeque<Batch>,
+    /// What all of them take in an entry.
+    in_flight_size: RunSize,
+    /// Up to which version each member has answered.
+    counted: BTreeMap<usize, Version>,
     sessions: Sessions,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,

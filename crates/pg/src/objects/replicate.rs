@@ -13,8 +13,8 @@ use base::Version;
 use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreError};
 use format::wire::{PeerBody, Refusal};
 
-use super::batch;
 use super::mutate::Done;
+use super::{Objects, batch};
 use crate::store_calls::Call;
 use crate::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
 
@@ -46,7 +46,7 @@ impl Pg {
             && let Some(gated) = self.objects.gate.front()
         {
             let mut size = gated.run.size();
-            self.objects.in_flight.iter().for_each(|batch| size += batch.size);
+            size += self.objects.in_flight_size;
             if !self.objects.in_flight.is_empty() && size.check().is_err() {
                 return;
             }
@@ -114,6 +114,7 @@ impl Pg {
         }
         let batch = Batch { turn, done, first, version, missing, size, touched };
         self.tell_looks(&batch);
+        self.objects.in_flight_size += size;
         self.objects.in_flight.push_back(batch);
         let batch::Changes { records, blocks } = changes;
         let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
@@ -159,6 +160,7 @@ impl Pg {
         let index = in_flight.iter().position(|batch| batch.version == version);
         let batch = index.and_then(|index| in_flight.remove(index));
         let batch = batch.expect("it has not ended");
+        self.objects.in_flight_size -= batch.size;
         self.refuse_done(batch.done, &refusal_of(error), actions);
     }
 
@@ -169,11 +171,13 @@ impl Pg {
         version: Version,
         actions: &mut Vec<Action>,
     ) {
-        for batch in &mut self.objects.in_flight {
-            if batch.version <= version {
-                batch.missing.take(index);
-            }
-        }
+        let Objects { in_flight, counted, .. } = &mut self.objects;
+        let before = counted.insert(index, version).unwrap_or(Version::ZERO);
+        let from = in_flight.partition_point(|batch| batch.version <= before);
+        let end = in_flight.partition_point(|batch| batch.version <= version);
+        // An answer that comes late counts nothing.
+        in_flight.iter_mut().take(end).skip(from).for_each(|batch| batch.missing.take(index));
+        counted.insert(index, version.max(before));
         self.end_batches(actions);
     }
 
@@ -183,6 +187,7 @@ impl Pg {
             && self.write_targets.is_acknowledged_without(first.missing)
         {
             let batch = self.objects.in_flight.pop_front().expect("it was just found");
+            self.objects.in_flight_size -= batch.size;
             self.versions.end_run(batch.first, batch.version);
             self.answer_done(batch.done, Some(batch.first), actions);
             self.end_turn(batch.turn, actions);
