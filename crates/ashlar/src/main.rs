@@ -149,11 +149,12 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
             let log = osd::log_of(&config(cluster)?, &path);
             background::detach("OSD", &log, format)
         }
-        OsdCommand::Run { path, listen, objects, memory, log, parent, detach: false } => {
+        OsdCommand::Run { path, listen, objects, memory, value_cache, log, parent, .. } => {
             parent::follow(parent)?;
             let (listen, objects) = (listen.as_deref(), objects.as_deref());
             let place = osd::RunPlace { path: &path, listen, objects };
-            osd::run(&config(cluster)?, place, memory.0, log, parent.is_some())
+            let memory = osd::Memory { caches: memory.0, values: value_cache.0 };
+            osd::run(&config(cluster)?, place, memory, log, parent.is_some())
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?, osd, format),

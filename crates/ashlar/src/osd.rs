@@ -8,4 +8,4 @@ mod store_file;
 
 pub use create::{CreateRequest, Place, create, create_osd, unfinished_osd};
 pub use inspect::{check, compare, inspect};
-pub use run::{RunPlace, log_of, run};
+pub use run::{Memory, RunPlace, log_of, run};

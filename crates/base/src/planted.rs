@@ -62,6 +62,8 @@ pub enum Bug {
     /// Store: pending records are forgotten when the engine has them, although a read that began before lacks
     /// them.
     PendingForgottenEarly,
+    /// Store: a batch leaves what it changes in the cache of values (objects.md, rule 7).
+    CachedValueKept,
     /// Store: the journal is trimmed although the engine may still lose entries there.
     TrimBeforeEngineFlush,
     /// Store: recovery does not count as durable what the engine has.
@@ -337,6 +339,7 @@ impl Bug {
         ("direct-read-without-lease", Bug::DirectReadWithoutLease),
         ("batch-entered-before-flush", Bug::BatchEnteredBeforeFlush),
         ("pending-forgotten-early", Bug::PendingForgottenEarly),
+        ("cached-value-kept", Bug::CachedValueKept),
         ("trim-before-engine-flush", Bug::TrimBeforeEngineFlush),
         ("engine-not-counted-as-durable", Bug::EngineNotCountedAsDurable),
         ("engine-behind-believed", Bug::EngineBehindBelieved),

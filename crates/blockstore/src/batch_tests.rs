@@ -749,3 +749,64 @@ fn a_failed_engine_stops_the_store() {
     bench.apply(Event::Engine(EngineEvent::Poisoned { text }));
     assert!(bench.stopped.expect("it stopped").contains("the disk is gone"));
 }
+
+/// Asks for the values of keys. Returns the engine's request, if there is one, and which keys it has.
+fn get(bench: &mut Bench, keys: &[&[u8]]) -> (RequestId, Option<(EngineOp, usize)>) {
+    let queries = keys.iter().map(|key| Query::Get { key: key.to_vec() }).collect();
+    let id = bench.ask(Request::Records { pg: PG, queries, from_memory: true });
+    match bench.engine_effects.pop() {
+        Some(EngineEffect::Read { op, queries, .. }) => (id, Some((op, queries.len()))),
+        other => {
+            assert!(other.is_none(), "{other:?}");
+            (id, None)
+        }
+    }
+}
+
+/// Answers as an engine that has these values.
+fn answer_values(bench: &mut Bench, op: EngineOp, contains: Lsn, values: &[Option<&[u8]>]) {
+    let answers = values.iter().map(|value| Found::Value(value.map(<[u8]>::to_vec)));
+    let result = Ok(answers.collect());
+    bench.apply(Event::Engine(EngineEvent::Read { op, contains, result }));
+}
+
+fn values(bench: &mut Bench, id: RequestId) -> Vec<Option<Vec<u8>>> {
+    let Some(Ok(Answer::Records { answers, .. })) = bench.answers.remove(&id) else {
+        panic!("it is not answered")
+    };
+    let value = |answer| match answer {
+        Found::Value(value) => value,
+        other => panic!("{other:?}"),
+    };
+    answers.into_iter().map(value).collect()
+}
+
+#[test]
+fn values_that_were_read_are_known_until_an_entry_changes_them() {
+    let mut bench = open();
+    let some = |value: &[u8]| Some(value.to_vec());
+    let (id, asked) = get(&mut bench, &[b"a", b"b"]);
+    let (op, 2) = asked.expect("nothing is known") else { panic!("both are asked for") };
+    // A batch comes while the engine reads: its answer is older, and is not what is kept.
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"new")])), Ok(Answer::Durable));
+    let (write, _) = written(&mut bench);
+    answer_values(&mut bench, op, Lsn::ZERO, &[Some(b"old"), None]);
+    assert_eq!(values(&mut bench, id), [some(b"new"), None]);
+    // Absent keys are known, too. The answer is there in the event.
+    let (id, asked) = get(&mut bench, &[b"b", b"a"]);
+    assert_eq!((asked, values(&mut bench, id)), (None, vec![None, some(b"new")]));
+    let figures = bench.store.value_cache();
+    assert_eq!((figures.hit_count, figures.miss_count), (2, 2));
+    end(&mut bench, write);
+    // An entry changes what is known; one that removes a range, too.
+    let range = Change::DeleteRange { start: b"a".to_vec(), end: b"b".to_vec() };
+    assert_eq!(bench.done(batch(1, 2, vec![range, put(b"b", b"2")])), Ok(Answer::Durable));
+    let (write, lsn) = written(&mut bench);
+    let (id, asked) = get(&mut bench, &[b"a", b"b"]);
+    let (op, 1) = asked.expect("a is not known") else { panic!("b is") };
+    // While the engine is asked for one key, a batch changes the other: one moment for both.
+    assert_eq!(bench.done(batch(2, 3, vec![put(b"b", b"3")])), Ok(Answer::Durable));
+    end(&mut bench, write);
+    answer_values(&mut bench, op, lsn, &[None]);
+    assert_eq!(values(&mut bench, id), [None, some(b"3")]);
+}

@@ -39,6 +39,7 @@ mod record_room;
 mod recover;
 mod stopped;
 mod store;
+mod value_cache;
 
 #[cfg(test)]
 mod batch_block_tests;
@@ -85,6 +86,7 @@ pub use metadata::{
 pub use prepared::PreparedRoom;
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
+pub use value_cache::ValueCacheFigures;
 
 /// Settings of the process. Settings that are fixed when the store is created are in its superblock.
 #[derive(Clone, Debug)]
@@ -92,6 +94,8 @@ pub struct Settings {
     /// Bytes of memory for caches (checkpoint pages, recent journal data) and for changes since the last
     /// checkpoint. The index needs additional memory.
     pub memory_bytes: u64,
+    /// Bytes of memory for values that point lookups of the engine found; 0: none are kept.
+    pub value_cache_bytes: u64,
     /// The journal counts as idle after this time without a write.
     pub idle_after: Duration,
     /// A checkpoint begins when the journal holds this many bytes, or is half full. A smaller value makes
@@ -106,6 +110,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             memory_bytes: 256 << 20,
+            value_cache_bytes: 64 << 20,
             idle_after: Duration::from_millis(100),
             checkpoint_after_bytes: u64::MAX,
             is_sparse: false,

@@ -534,6 +534,12 @@ impl Pending {
         }
     }
 
+    /// Returns the newest lsn of a family's entries. Requires: it is known.
+    pub fn newest(&self, family: PoolId) -> Lsn {
+        let family = &self.families[&family];
+        family.entries.back().map_or(family.ended, |entry| entry.lsn.max(family.ended))
+    }
+
     /// Returns the value of a key: what the engine answered, and what is pending above `contains`.
     pub fn value(
         &self,

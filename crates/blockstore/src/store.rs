@@ -44,6 +44,7 @@ use crate::read::Reads;
 use crate::recover::{EngineReplay, Recovered, Recovery, start_room};
 use crate::store::lag::Lag;
 use crate::store::records::RecordReads;
+use crate::value_cache::{ValueCache, ValueCacheFigures};
 use crate::{
     Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
     Request, RequestId, Settings, Space,
@@ -89,6 +90,7 @@ pub struct Store {
     wants_engine_flush: bool,
     record_reads: RecordReads,
     lag: Lag,
+    value_cache: ValueCache,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
     /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
@@ -126,6 +128,7 @@ impl Store {
     ) -> Store {
         let mut disk = Disk::new();
         let io = &mut Io { disk: &mut disk, pool: &pool, effects };
+        let value_cache = ValueCache::new(settings.value_cache_bytes);
         let recovery = Recovery::begin(settings.clone(), (device_size, engine), io);
         Store {
             settings,
@@ -143,6 +146,7 @@ impl Store {
             wants_engine_flush: false,
             record_reads: RecordReads::default(),
             lag: Lag::default(),
+            value_cache,
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
             compared: None,
@@ -325,6 +329,11 @@ impl Store {
     /// Whether the store waits for space in the engine's file system. While it opens, nothing else helps.
     pub fn waits_for_engine_space(&self) -> bool {
         self.pending.waits_for_space()
+    }
+
+    /// Returns how often the cache of values had what was asked for.
+    pub fn value_cache(&self) -> ValueCacheFigures {
+        self.value_cache.figures()
     }
 
     /// Returns from where to where the journal is kept. `None`: it is not known yet.

@@ -326,6 +326,7 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::RolledBackTableKept
         | Bug::BatchEnteredBeforeFlush
         | Bug::PendingForgottenEarly
+        | Bug::CachedValueKept
         | Bug::TrimBeforeEngineFlush
         | Bug::EngineNotCountedAsDurable
         | Bug::EngineBehindBelieved

@@ -55,6 +55,9 @@ pub enum OsdCommand {
         /// Memory for caches; records of objects take up to twice as much more
         #[arg(long, default_value = "128MiB")]
         memory: Size,
+        /// Memory for values of objects that were read, each as it was asked for; 0: none
+        #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+        value_cache: Size,
         /// Run in the background; return once the OSD is ready. Logs to PATH/osd.log, or for a device to a
         /// file next to cluster.toml
         #[arg(long)]

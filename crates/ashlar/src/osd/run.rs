@@ -53,16 +53,26 @@ enum Ended {
     NeedsEngine,
 }
 
+/// Bytes of memory that an OSD may use.
+#[derive(Clone, Copy)]
+pub struct Memory {
+    /// For caches of the store and of the engine.
+    pub caches: u64,
+    /// For values of objects that were read.
+    pub values: u64,
+}
+
 /// Runs `ashlar osd run`.
 pub fn run(
     config: &Config,
     RunPlace { path, listen, objects }: RunPlace<'_>,
-    memory: u64,
+    memory: Memory,
     log: LogArgs,
     supervised: bool,
 ) -> Result<(), Failure> {
     let mut settings = node::Settings::default();
-    settings.store.memory_bytes = memory;
+    settings.store.memory_bytes = memory.caches;
+    settings.store.value_cache_bytes = memory.values;
     // `osd ls` shows this path, so it must not depend on the current directory.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     // `Disk::open` below takes the lock permanently; this check only gives a better message if another OSD

@@ -331,6 +331,7 @@ impl Store {
             self.lag.pages.insert(id);
         }
         if !body.records.is_empty() {
+            self.value_cache.touch(pg.pool, &body.records);
             self.pending.push(pg.pool, place, body.records);
         }
     }
@@ -372,6 +373,7 @@ impl Store {
     /// Journals the creation or removal of a family. One that was left from a removed pool is removed first.
     fn accept_family(&mut self, id: RequestId, pool: PoolId, compression: Option<Compression>) {
         self.written_at = self.now;
+        self.value_cache.forget(pool);
         let asker = Some(id);
         match compression {
             None => {

@@ -35,14 +35,19 @@ struct OpenRead {
 
 /// A query with what the engine has answered so far.
 enum Progress {
-    Get { key: Vec<u8>, found: Option<(Lsn, Option<Vec<u8>>)> },
+    /// What was found, and the lsn up to which it shows all entries.
+    Get {
+        key: Vec<u8>,
+        found: Option<(Lsn, Option<Vec<u8>>)>,
+        is_cached: bool,
+    },
     Scan(ScanProgress),
 }
 
 impl Progress {
     fn new(query: Query) -> Progress {
         match query {
-            Query::Get { key } => Progress::Get { key, found: None },
+            Query::Get { key } => Progress::Get { key, found: None, is_cached: false },
             scan => Progress::Scan(ScanProgress::new(scan)),
         }
     }
@@ -60,7 +65,7 @@ impl Progress {
     /// Returns the answer, or what is still to be asked.
     fn finish(&self, pg: PgId, pending: &Pending) -> Result<Found, Query> {
         match self {
-            Progress::Get { key, found } => {
+            Progress::Get { key, found, .. } => {
                 let (contains, value) = found.clone().expect("the engine has answered");
                 Ok(Found::Value(pending.value(pg.pool, contains, key, value)))
             }
@@ -93,10 +98,29 @@ impl Store {
         let reads = &mut self.record_reads;
         reads.newest = ReadNumber(reads.newest.0 + 1);
         let number = reads.newest;
-        let progress = queries.iter().cloned().map(Progress::new).collect();
+        let newest = self.pending.newest(pg.pool);
+        let (mut progress, mut asked) = (Vec::with_capacity(queries.len()), Vec::new());
+        for (index, query) in queries.into_iter().enumerate() {
+            let known = match &query {
+                Query::Get { key } => self.value_cache.value(pg.pool, key),
+                Query::Scan { .. } => None,
+            };
+            match (known.map(Option::<&Vec<u8>>::cloned), query) {
+                (Some(value), Query::Get { key }) => {
+                    let found = Some((newest, value));
+                    progress.push(Progress::Get { key, found, is_cached: true });
+                }
+                (_, query) => {
+                    progress.push(Progress::new(query.clone()));
+                    asked.push((index, query));
+                }
+            }
+        }
         reads.open.insert(number, OpenRead { id, pg, family, from_memory, queries: progress });
-        let queries = queries.into_iter().enumerate().collect();
-        self.ask_engine(number, queries, effects);
+        match asked.is_empty() {
+            true => self.go_on_reading(number, effects),
+            false => self.ask_engine(number, asked, effects),
+        }
     }
 
     /// Asks the engine for these queries of a read, or lets them wait for other reads.
@@ -171,6 +195,13 @@ impl Store {
         }
         if !rest.is_empty() {
             return self.ask_engine(number, rest, effects);
+        }
+        for (query, answer) in read.queries.iter().zip(&answers) {
+            if let (Progress::Get { key, is_cached: false, .. }, Found::Value(value)) =
+                (query, answer)
+            {
+                self.value_cache.fill(read.pg.pool, key, value.as_ref());
+            }
         }
         let version = self.parts().pgs.get(read.pg).last;
         self.end_read(number, Ok(Answer::Records { version, answers }), effects);

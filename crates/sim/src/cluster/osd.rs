@@ -168,6 +168,7 @@ impl Osd {
     pub fn store_settings(plan: &Plan) -> blockstore::Settings {
         blockstore::Settings {
             memory_bytes: 8 << 20,
+            value_cache_bytes: 16 << 10,
             idle_after: base::Duration::from_millis(50),
             checkpoint_after_bytes: plan.checkpoint_after_bytes,
             is_sparse: plan.is_sparse,

@@ -526,6 +526,12 @@ impl World {
         self.damage.read_errors.clear();
         let settings = Settings {
             memory_bytes: self.plan.memory_bytes,
+            // None, a tiny one and one that holds all.
+            value_cache_bytes: match self.plan.memory_bytes >> 20 {
+                0..16 => 0,
+                16..64 => 4 << 10,
+                _ => 1 << 20,
+            },
             idle_after: self.plan.idle_after,
             checkpoint_after_bytes: self.plan.checkpoint_after_bytes,
             is_sparse: self.plan.is_sparse,
