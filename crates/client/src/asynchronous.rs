@@ -96,6 +96,7 @@ pub(crate) enum Wish {
     Extents { offset: u64, length: u64 },
     Mutate { hash: u32, operation: Vec<u8> },
     Look { at: Place, reads: Vec<u8>, answers_size_max: u64 },
+    List { names: Vec<u8>, page_size_max: u64, pgs_max: usize },
 }
 
 /// The answer to an operation, with data that can be sent between threads.
@@ -105,6 +106,7 @@ pub(crate) enum Found {
     Extents(Vec<Extent>),
     Mutated { version: Version, results: Vec<u8> },
     Looked(Vec<u8>),
+    Listed { pages: Vec<Vec<u8>>, refused: Vec<u32> },
 }
 
 impl Client {
@@ -229,7 +231,7 @@ impl Volume {
 
 impl Hold {
     /// Sends an operation, and waits for its answer.
-    async fn request(&self, wish: Wish) -> Reached {
+    pub(crate) async fn request(&self, wish: Wish) -> Reached {
         self.begin(wish).await.unwrap_or(Err(VolumeError::Ended))
     }
 
@@ -401,6 +403,9 @@ impl Worker {
             Wish::Look { at, reads, answers_size_max } => {
                 Operation::Look { at, reads, answers_size_max }
             }
+            Wish::List { names, page_size_max, pgs_max } => {
+                Operation::List { names, page_size_max, pgs_max }
+            }
         }
     }
 
@@ -431,6 +436,7 @@ fn found(answer: Answer) -> Found {
         Answer::Extents(extents) => Found::Extents(extents),
         Answer::Mutated { version, results } => Found::Mutated { version, results },
         Answer::Looked(answers) => Found::Looked(answers),
+        Answer::Listed { pages, refused } => Found::Listed { pages, refused },
         Answer::Data(pieces) => {
             let mut data = Vec::new();
             for piece in pieces {

@@ -19,8 +19,8 @@ use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
 use objects::look::{LOOK_FIELDS_MAX, READ_VALUES_MAX};
 use objects::{
-    LongGet, LongPut, Look, Read, ReadAnswer, Shard, decode_answers, decode_results,
-    group_operations, merge_pages,
+    LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, decode_answers, decode_pages,
+    decode_results, group_operations, merge_pages,
 };
 use volume::{Place, VolumeError};
 
@@ -402,22 +402,33 @@ impl ObjectPool {
         let count_max = (share + share / 4 + 8).min(listing.count_max);
         let share = listing.size_max.div_ceil(pg_count as usize);
         let size_max = (share + share / 4 + 4096).min(listing.size_max);
-        let asked: Vec<_> = (0..pg_count)
-            .map(|pg| {
-                let listing = Listing { count_max, size_max, ..listing.clone() };
-                self.begin_look(vec![Read::List {
-                    shards: self.shards_of_pg(pg),
-                    listing,
-                    with_data,
-                }])
-            })
+        let query =
+            NameQuery { listing: Listing { count_max, size_max, ..listing.clone() }, with_data };
+        query.check().map_err(|why| ObjectError::Invalid { why })?;
+        let wish = Wish::List {
+            names: query.encode(),
+            page_size_max: query.answer_size_max() as u64,
+            pgs_max: query.pgs_max(),
+        };
+        let Found::Listed { pages: answers, refused } = self.hold.request(wish).await? else {
+            unreachable!("a list has pages")
+        };
+        let alone: Vec<_> = refused
+            .into_iter()
+            .map(|pg| self.begin_look(query.look(self.shards_of_pg(pg)).reads))
             .collect::<Result<_, _>>()?;
-        let mut pages = Vec::with_capacity(asked.len());
-        for slot in asked {
+        let mut pages = Vec::with_capacity(pg_count as usize);
+        for bytes in answers {
+            pages.extend(decode_pages(&bytes).ok_or_else(strange_answer)?);
+        }
+        for slot in alone {
             match answered(slot.await)?.pop() {
                 Some(ReadAnswer::List(page)) => pages.push(page),
                 _ => return Err(strange_answer()),
             }
+        }
+        if pages.len() != pg_count as usize {
+            return Err(strange_answer());
         }
         Ok(merge_pages(pages, listing.count_max, listing.size_max))
     }

@@ -23,7 +23,9 @@ mod payload;
 mod peer;
 mod pg_entry;
 
-pub use client::{CHAIN_LENGTH_MAX, Op, Outcome, Place, RESULTS_SIZE_MAX, Refusal, Reply, Request};
+pub use client::{
+    CHAIN_LENGTH_MAX, LIST_PGS_MAX, Op, Outcome, Place, RESULTS_SIZE_MAX, Refusal, Reply, Request,
+};
 pub use codec::{FRAME_HEADER_SIZE, FrameHeader, decode, decode_header, encode};
 pub use decode_error::DecodeError;
 pub use message::{

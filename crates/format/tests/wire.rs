@@ -188,6 +188,14 @@ fn client_examples() -> Vec<(&'static str, Message)> {
         ("request-mutate", request(mutate(5000))),
         ("request-look", request(Op::Look { reads: payload(20) })),
         (
+            "request-list",
+            request(Op::List {
+                beside: vec![(7, Epoch::new(3)), (9, Epoch::new(1 << 20))],
+                names: payload(20),
+            }),
+        ),
+        ("reply-listed", reply(Ok(Outcome::Listed { refused: vec![9], pages: payload(4097) }))),
+        (
             "reply-mutated",
             reply(Ok(Outcome::Mutated { version: version(), results: vec![3, 5, 0, 0] })),
         ),
@@ -309,6 +317,10 @@ fn any_op() -> impl Strategy<Value = Op> {
             |([number, lowest], again, operation)| Op::Mutate { number, lowest, again, operation }
         ),
         any_payload().prop_map(|reads| Op::Look { reads }),
+        (vec(any::<(u32, u32)>(), 0..256), any_payload()).prop_map(|(beside, names)| Op::List {
+            beside: beside.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
+            names,
+        }),
         (any_image(), any::<u32>())
             .prop_map(|(image, from)| Op::DeleteRange { image, from: StripeIndex::new(from) }),
     ]
@@ -366,6 +378,8 @@ fn any_outcome() -> impl Strategy<Value = Result<Outcome, Refusal>> {
         (any_version(), vec(any::<u8>(), 0..100))
             .prop_map(|(version, results)| Ok(Outcome::Mutated { version, results })),
         any_payload().prop_map(|answers| Ok(Outcome::Looked { answers })),
+        (vec(any::<u32>(), 0..=256), any_payload())
+            .prop_map(|(refused, pages)| Ok(Outcome::Listed { refused, pages })),
         (any::<[u16; 2]>(), any_version())
             .prop_map(|([object, step], version)| Err(Refusal::Asserted { object, step, version })),
         ".{0,40}".prop_map(|why| Err(Refusal::TooLarge { why })),

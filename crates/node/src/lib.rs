@@ -51,6 +51,7 @@ mod filling;
 mod lane;
 mod leases;
 mod lines;
+mod lists;
 mod local_engine;
 mod local_store;
 mod metadata_check;

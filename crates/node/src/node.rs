@@ -33,6 +33,7 @@ use crate::engine_lag::EngineLag;
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
 use crate::lines::{Lines, faults_text, trace_checked, trace_metadata, trace_scrub};
+use crate::lists::Lists;
 use crate::local_engine::LocalEngine;
 use crate::local_store::{LocalStore, StoreCall};
 use crate::metadata_check::Step;
@@ -78,6 +79,8 @@ pub struct Node {
     // Sessions and requests of clients.
     sessions: Sessions,
     pub(crate) requests: Requests,
+    /// Requests that list the objects of several PGs.
+    lists: Lists,
     // Background work.
     budget: Budget,
     scrubbing: Scrubbing,
@@ -129,6 +132,7 @@ impl Node {
             cluster: ClusterView::new(identity.osd),
             notes: Notes::unread(),
             state: StateLog::default(),
+            lists: Lists::new(pool.clone()),
             pgs: PgTable::new(identity.osd, pool, settings.pg_limits),
             link,
             connections: ConnectionIds::default(),
@@ -325,6 +329,7 @@ impl Node {
             return self.on_osd_closed(now, connection, refused, effects);
         }
         self.drop_waiting_of(connection);
+        self.lists.forget(|(over, _, _)| *over == connection);
         self.sessions.close(connection);
         if self.link.connection() == Some(connection) {
             if self.link.serving().is_some() {

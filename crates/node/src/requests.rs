@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
 use format::door::Role;
 use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Payload, Refusal, Request};
-use objects::{Look, Operation};
+use objects::{Look, NameQuery, Operation};
 use pg::Ticket;
 use slab::Slab;
 
@@ -267,7 +267,8 @@ impl Scope {
                 | Op::ReadPart { .. }
                 | Op::Extents { .. }
                 | Op::Sync
-                | Op::Look { .. } => false,
+                | Op::Look { .. }
+                | Op::List { .. } => false,
             },
             is_direct: matches!(request.op, Op::ReadPart { .. }),
             is_of_objects: request.op.is_of_objects(),
@@ -294,7 +295,11 @@ pub(crate) fn names_of(request: &Request) -> Names {
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),
-        Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
+        Op::Sync
+        | Op::DeleteRange { .. }
+        | Op::Mutate { .. }
+        | Op::Look { .. }
+        | Op::List { .. } => None,
     };
     Names { image, revision: request.revision }
 }
@@ -318,8 +323,34 @@ pub(crate) fn size_of(op: &Op) -> u64 {
             let look = reads.bytes().and_then(|bytes| Look::decode(bytes).ok());
             reads.size() + look.map_or(0, |look| look.answers_size_max() as u64)
         }
+        Op::List { names, .. } => names.size() + pages_size_max(op),
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }
+}
+
+/// Returns the PGs that a request asks, each with the sender's epoch.
+pub(crate) fn pgs_of(request: &Request) -> impl Iterator<Item = (PgId, Epoch)> {
+    let beside: &[(u32, Epoch)] = match &request.op {
+        Op::List { beside, .. } => beside,
+        _ => &[],
+    };
+    let pool = request.pg.pool;
+    let beside = beside.iter().map(move |(number, epoch)| (PgId { pool, number: *number }, *epoch));
+    std::iter::once((request.pg, request.epoch)).chain(beside)
+}
+
+/// Returns what a list asks of one of its PGs. Requires: the request is a list.
+pub(crate) fn list_of_pg(request: &Request, pg: PgId, epoch: Epoch) -> Request {
+    let Op::List { names, .. } = &request.op else { unreachable!("only lists are of several PGs") };
+    let op = Op::List { beside: Vec::new(), names: names.clone() };
+    Request { pg, epoch, op, ..*request }
+}
+
+/// Returns the most bytes that the pages of a list take together.
+pub(crate) fn pages_size_max(op: &Op) -> u64 {
+    let Op::List { beside, names } = op else { return 0 };
+    let query = names.bytes().and_then(|bytes| NameQuery::decode(bytes).ok());
+    (1 + beside.len() as u64) * query.map_or(0, |query| query.answer_size_max() as u64)
 }
 
 /// Returns whether the outcome describes the current state. Such an outcome is valid only while no other

@@ -82,7 +82,11 @@ impl Work {
             Op::Write { place, data, .. } => (Counter::Write, Some(place.image), data.len() as u32),
             Op::Zero { place, length, .. } => (Counter::Trim, Some(place.image), *length),
             Op::Sync => (Counter::Flush, None, 0),
-            Op::Extents { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+            Op::Extents { .. }
+            | Op::DeleteRange { .. }
+            | Op::Mutate { .. }
+            | Op::Look { .. }
+            | Op::List { .. } => {
                 return None;
             }
         };

@@ -48,8 +48,8 @@ pub use head::{DataId, Head, HeadContent, Stat};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry, merge_pages};
 pub use long_data::{LongGet, LongPut};
-pub use look::{Listed, Look, Read, ReadAnswer};
-pub use look_codec::{decode_answers, encode_answers};
+pub use look::{Listed, Look, NameQuery, Read, ReadAnswer};
+pub use look_codec::{decode_answers, decode_pages, encode_answers, join_pages};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use paging::BadRecord;
 pub use prepare::{

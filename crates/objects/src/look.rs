@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 
 use base::MIB;
+use format::wire::LIST_PGS_MAX;
 
 use crate::head::Stat;
 use crate::keys::{ATTRIBUTE_SIZE_MAX, NAME_SIZE_MAX, Name, RECORD_KEY_SIZE_MAX, Shard};
@@ -28,6 +29,8 @@ pub const READ_DATA_MAX: u32 = 3 << 20;
 pub const READ_VALUES_MAX: usize = MIB as usize;
 /// The most that a look takes, encoded, in bytes.
 pub const LOOK_SIZE_MAX: usize = MIB as usize;
+/// Bytes in front of each PG's page in the answer for several.
+pub(crate) const PAGE_FRAME_SIZE: usize = 4;
 /// The most that the answers of a look take, encoded, in bytes: a payload.
 pub const ANSWERS_SIZE_MAX: usize = format::wire::PAYLOAD_SIZE_MAX as usize;
 
@@ -186,6 +189,40 @@ impl Read {
                 page(listing, NAME_SIZE_MAX, value_max, 1 + 2 + 1 + 4)
             }
         }
+    }
+}
+
+/// Which objects are listed of PGs as a whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NameQuery {
+    /// Which names, and the limits for each PG.
+    pub listing: Listing,
+    /// Whether data up to [`INLINE_SIZE_MAX`] is wanted, too. It counts for the size of the page.
+    pub with_data: bool,
+}
+
+impl NameQuery {
+    /// Returns the reads that answer it for these shards, those of a PG.
+    pub fn look(&self, shards: impl IntoIterator<Item = Shard>) -> Look {
+        let NameQuery { listing, with_data } = self.clone();
+        Look {
+            reads: vec![Read::List { shards: shards.into_iter().collect(), listing, with_data }],
+        }
+    }
+
+    /// Returns the most bytes that the answer for one PG takes.
+    pub fn answer_size_max(&self) -> usize {
+        PAGE_FRAME_SIZE + self.look([]).answers_size_max()
+    }
+
+    /// Checks the limits; the error says what is wrong, for people.
+    pub fn check(&self) -> Result<(), String> {
+        check_listing(&self.listing, NAME_SIZE_MAX)
+    }
+
+    /// Returns of how many PGs one request may ask.
+    pub fn pgs_max(&self) -> usize {
+        (ANSWERS_SIZE_MAX / self.answer_size_max()).clamp(1, LIST_PGS_MAX)
     }
 }
 

@@ -14,6 +14,7 @@
 //!   page      count (2), each: 1 key*, value | 2 common prefix*; then 0, or 1 and first key of the next page*
 //!   stat      version (12), flags (1: 4 partial), size (8), modified (8)
 //!   value     bytes; in a list: stat, then 0, or 1 and bytes
+//!   names     0 or 1 (with data), then listing            pages  for each PG: length (4), answers
 //!   field     1 attribute, 2 record | key*        bytes: length (4) | ...        *: length (2) | ...
 //! ```
 //!
@@ -27,7 +28,9 @@ use crate::codec::{put_field, put_long, put_short, take_field, take_long, take_s
 use crate::head::{FLAG_PARTIAL, Stat};
 use crate::keys::{Name, Shard};
 use crate::listing::{Listing, PAGE_COUNT_MAX, Page, PageEntry};
-use crate::look::{LOOK_FIELDS_MAX, LOOK_SHARDS_MAX, Listed, Look, READS_MAX, Read, ReadAnswer};
+use crate::look::{
+    LOOK_FIELDS_MAX, LOOK_SHARDS_MAX, Listed, Look, NameQuery, READS_MAX, Read, ReadAnswer,
+};
 
 impl Look {
     /// Encodes the look. Requires: names, keys and counts are within their limits.
@@ -46,6 +49,48 @@ impl Look {
         look.check()?;
         Ok(look)
     }
+}
+
+impl NameQuery {
+    /// Encodes the query. Requires: it is within its limits.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.u8(u8::from(self.with_data));
+        put_listing(&mut to, &self.listing);
+        to.bytes
+    }
+
+    /// Decodes a query. The error says what is wrong, for people.
+    pub fn decode(bytes: &[u8]) -> Result<NameQuery, String> {
+        let mut from = Reader::new(bytes);
+        let mut take = || {
+            let with_data = take_option(&mut from, |_| Some(()))?.is_some();
+            Some(NameQuery { with_data, listing: take_listing(&mut from)? })
+        };
+        let query = take().filter(|_| from.is_at_end());
+        let query = query.ok_or("the bytes do not say which names to list")?;
+        query.check()?;
+        Ok(query)
+    }
+}
+
+/// Joins the encoded answers for PGs.
+pub fn join_pages<'a>(answers: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut to = Writer::default();
+    answers.into_iter().for_each(|answers| put_long(&mut to, answers));
+    to.bytes
+}
+
+/// Decodes joined answers of [`NameQuery`]s. `None`: the bytes are none.
+pub fn decode_pages(bytes: &[u8]) -> Option<Vec<Page<Listed>>> {
+    let (mut from, mut pages) = (Reader::new(bytes), Vec::new());
+    while !from.is_at_end() {
+        match decode_answers(&take_long(&mut from)?)?.pop() {
+            Some(ReadAnswer::List(page)) => pages.push(page),
+            _ => return None,
+        }
+    }
+    Some(pages)
 }
 
 /// Encodes the answers of a look.
@@ -312,6 +357,36 @@ mod tests {
         assert!(Look::decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(Look::decode(&[&bytes[..], &[0]].concat()).is_err());
         assert!(Look::decode(&[0, 0]).unwrap_err().contains("reads something"));
+    }
+
+    #[test]
+    fn queries_for_names_are_frozen_and_pages_are_joined() {
+        let listing = Listing {
+            prefix: b"p".to_vec(),
+            from: b"pa".to_vec(),
+            before: Some(b"pb".to_vec()),
+            delimiter: b"/".to_vec(),
+            count_max: 2,
+            size_max: 3,
+        };
+        let query = NameQuery { listing, with_data: true };
+        let bytes = query.encode();
+        assert_eq!(hex(&bytes), "0101007002007061010200706201002f020003000000");
+        assert_eq!(NameQuery::decode(&bytes), Ok(query.clone()));
+        assert!(NameQuery::decode(&bytes[..bytes.len() - 1]).is_err());
+        assert!(NameQuery::decode(&[&bytes[..], &[0]].concat()).is_err());
+        let none = Listing { count_max: 0, ..query.listing.clone() };
+        let none = NameQuery { listing: none, with_data: false };
+        assert!(NameQuery::decode(&none.encode()).is_err());
+        // The pages of as many PGs as one request may ask fit its answer.
+        assert!(query.pgs_max() * query.answer_size_max() <= crate::look::ANSWERS_SIZE_MAX);
+        let page = |next: &[u8]| Page { entries: vec![], next: Some(next.to_vec()) };
+        let answers = |next: &[u8]| encode_answers(&[ReadAnswer::List(page(next))]);
+        let (one, other) = (answers(b"a"), answers(b"b"));
+        let joined = join_pages([&one[..], &other[..]]);
+        assert_eq!(decode_pages(&joined), Some(vec![page(b"a"), page(b"b")]));
+        assert_eq!(decode_pages(&joined[..joined.len() - 1]), None);
+        assert_eq!(decode_pages(&[]), Some(vec![]));
     }
 
     fn stat(size: u64) -> Stat {

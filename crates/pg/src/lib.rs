@@ -839,7 +839,9 @@ impl Pg {
             }
             Op::Sync => self.sync(ticket, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
-            Op::Mutate { .. } | Op::Look { .. } => unreachable!("a pool of blocks refuses them"),
+            Op::Mutate { .. } | Op::Look { .. } | Op::List { .. } => {
+                unreachable!("a pool of blocks refuses them")
+            }
         }
     }
 

@@ -118,6 +118,10 @@ impl Pg {
                 Ok(look) => return self.begin_look(ticket, look, actions),
                 Err(refusal) => refusal,
             },
+            Op::List { names, .. } => match self.list_of(&names) {
+                Ok(look) => return self.begin_look(ticket, look, actions),
+                Err(refusal) => refusal,
+            },
             _ => Refusal::Invalid { why: "the pool has objects, not blocks".into() },
         };
         actions.push(Action::Reply { ticket, outcome: Err(refusal) });

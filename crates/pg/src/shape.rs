@@ -76,7 +76,9 @@ impl Shape {
                 self.check_range(*offset, u64::from(*length))
             }
             Op::Sync | Op::DeleteRange { .. } => Ok(()),
-            Op::Mutate { .. } | Op::Look { .. } => invalid("the pool has blocks, not objects"),
+            Op::Mutate { .. } | Op::Look { .. } | Op::List { .. } => {
+                invalid("the pool has blocks, not objects")
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use crate::cut::volume_size_max;
 use crate::link::Links;
 use crate::monitor_contact::{Farewell, MonitorContact};
 use crate::part::{Part, RETRY_DELAY_MIN, Stage, Work};
-use crate::request::{Flush, Found, InOrder, NextPart, Progress, Request};
+use crate::request::{Flush, Found, InOrder, List, NextPart, Progress, Request};
 use crate::routes::{Routes, Target};
 use crate::table::{PartKey, RequestKey, Table};
 use crate::timers::{Timer, Timers};
@@ -429,7 +429,10 @@ impl ClientCore {
             .and_then(|volume| Some((volume, volume.attached()?)))
             .ok_or(VolumeError::Ended)?;
         let image = match (&attached.used, &operation) {
-            (Used::Pool(_), Operation::Mutate { .. } | Operation::Look { .. }) => None,
+            (
+                Used::Pool(_),
+                Operation::Mutate { .. } | Operation::Look { .. } | Operation::List { .. },
+            ) => None,
             (Used::Image(image), _) => Some(image),
             (Used::Pool(_), _) => return Err(wrong_kind("an object pool has no blocks")),
         };
@@ -461,7 +464,9 @@ impl ClientCore {
                 }
                 Progress::Flush(Flush::Undecided)
             }
-            Operation::Mutate { .. } | Operation::Look { .. } if image.is_some() => {
+            Operation::Mutate { .. } | Operation::Look { .. } | Operation::List { .. }
+                if image.is_some() =>
+            {
                 return Err(wrong_kind("a volume has no objects"));
             }
             Operation::Mutate { hash, operation } => {
@@ -477,6 +482,14 @@ impl ClientCore {
                 let work = Work::Look { reads: self.payload(&reads)?, answers_size_max };
                 Progress::Objects { target, work: Some(work), found: None }
             }
+            Operation::List { names, page_size_max, pgs_max } => Progress::List(List {
+                names: self.payload(&names)?,
+                page_size_max,
+                pgs_max,
+                groups: None,
+                pages: Vec::new(),
+                refused: Vec::new(),
+            }),
         }))
     }
 
@@ -513,6 +526,9 @@ impl ClientCore {
                     volume.undurable.keys().map(|pg| pg.number).collect()
                 };
                 *flush = Flush::Rest { pgs, first };
+            }
+            if let Progress::List(list @ List { groups: None, .. }) = &mut request.progress {
+                list.groups = Some(self.routes.pgs_by_osd(attached.pool(), list.pgs_max));
             }
             if request.is_cut() || request.failure.is_some() {
                 volume.pending.pop_front();

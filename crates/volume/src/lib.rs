@@ -154,6 +154,16 @@ pub enum Operation {
         /// The most bytes that the answers may have: what this read counts among those in flight.
         answers_size_max: u64,
     },
+    /// In an object pool: list the objects of all PGs. Each OSD is asked once for the PGs that it leads, or for
+    /// as many of them as fit.
+    List {
+        /// Which objects of each PG, encoded: at most [`format::wire::PAYLOAD_SIZE_MAX`] bytes.
+        names: Vec<u8>,
+        /// The most bytes that the page of a PG may have.
+        page_size_max: u64,
+        /// Of how many PGs one request may ask, at least 1.
+        pgs_max: usize,
+    },
 }
 
 /// A place in an object pool.
@@ -253,6 +263,13 @@ pub enum Answer {
     },
     /// The encoded answers to reads of objects.
     Looked(Vec<u8>),
+    /// The objects of all PGs.
+    Listed {
+        /// The encoded pages, as they came from the OSDs.
+        pages: Vec<Vec<u8>>,
+        /// PGs that could not be asked where others were: each is to be asked by itself.
+        refused: Vec<u32>,
+    },
 }
 
 /// A piece of the bytes that were read.

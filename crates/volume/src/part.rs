@@ -84,6 +84,9 @@ pub(crate) enum Work {
     },
     /// Reads objects.
     Look { reads: Payload, answers_size_max: u64 },
+    /// Lists the objects of PGs that one OSD leads: the target, and those beside it, each with its epoch as
+    /// last sent.
+    List { beside: Vec<(u32, Epoch)>, names: Payload, page_size_max: u64 },
 }
 
 /// A change to a part of one unit, by compare-and-set on the block's version.
@@ -173,6 +176,9 @@ impl Part {
                 operation: operation.clone(),
             },
             (Work::Look { reads, .. }, _) => Op::Look { reads: reads.clone() },
+            (Work::List { beside, names, .. }, _) => {
+                Op::List { beside: beside.clone(), names: names.clone() }
+            }
             (_, Used::Image(image)) => self.block_op(image),
             (_, Used::Pool(_)) => unreachable!("only operations on objects are cut for a pool"),
         }
@@ -212,7 +218,9 @@ impl Part {
             },
             Work::Extents { .. } => Op::Extents { place, parents: parents() },
             Work::Sync { .. } => Op::Sync,
-            Work::Mutate { .. } | Work::Look { .. } => unreachable!("they need no image"),
+            Work::Mutate { .. } | Work::Look { .. } | Work::List { .. } => {
+                unreachable!("they need no image")
+            }
         }
     }
 }
@@ -235,6 +243,9 @@ impl Work {
         match self {
             Work::Mutate { operation, .. } => operation.size(),
             Work::Look { reads, answers_size_max } => reads.size() + answers_size_max,
+            Work::List { beside, names, page_size_max } => {
+                names.size() + page_size_max * (1 + beside.len() as u64)
+            }
             _ => 0,
         }
     }
@@ -247,7 +258,7 @@ impl Work {
             | Work::Zero { range }
             | Work::Extents { range } => range.clone(),
             Work::Patch(patch) => patch.range.clone(),
-            Work::Sync { .. } | Work::Mutate { .. } | Work::Look { .. } => 0..0,
+            Work::Sync { .. } | Work::Mutate { .. } | Work::Look { .. } | Work::List { .. } => 0..0,
         }
     }
 }

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use base::hash::stripe_hash;
-use base::{Buffer, ImageId, StripeIndex, Time, UNIT_SIZE};
+use base::{Buffer, Epoch, ImageId, StripeIndex, Time, UNIT_SIZE};
+use format::wire::Payload;
 
 use crate::cut::{self, Cut, StripeSize};
 use crate::part::Work;
@@ -59,6 +60,7 @@ pub(crate) enum Progress {
         work: Option<Work>,
         found: Option<Answer>,
     },
+    List(List),
     /// A replay; only the core itself creates this request.
     Replay(Replay),
 }
@@ -75,6 +77,18 @@ pub(crate) enum Flush {
     },
 }
 
+/// A list of the objects of all PGs: one part for each OSD.
+pub(crate) struct List {
+    pub(crate) names: Payload,
+    pub(crate) page_size_max: u64,
+    pub(crate) pgs_max: usize,
+    /// The PGs that must still be asked, together if one OSD leads them. `None`: they are grouped when it is
+    /// the list's turn.
+    pub(crate) groups: Option<Vec<Vec<u32>>>,
+    pub(crate) pages: Vec<Vec<u8>>,
+    pub(crate) refused: Vec<u32>,
+}
+
 /// The next part of a request.
 pub(crate) struct NextPart {
     pub(crate) target: Target,
@@ -89,6 +103,7 @@ pub(crate) enum Found {
     Piece(Piece),
     Extents(Vec<Extent>),
     Objects(Answer),
+    Pages { pages: Vec<u8>, refused: Vec<u32> },
 }
 
 impl Request {
@@ -127,6 +142,7 @@ impl Request {
             | Progress::Zero { rest, .. }
             | Progress::Extents { rest, .. } => rest.is_empty(),
             Progress::Objects { work, .. } => work.is_none(),
+            Progress::List(list) => list.groups.as_ref().is_some_and(Vec::is_empty),
             Progress::Replay(_) => false,
             Progress::Flush(Flush::Undecided) => false,
             Progress::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
@@ -148,6 +164,10 @@ impl Request {
             }
             Progress::Zero { .. } => UNIT_SIZE,
             Progress::Objects { work, .. } => work.as_ref().map_or(0, Work::object_size),
+            Progress::List(list) => {
+                let next = list.groups.as_ref().and_then(|groups| groups.last());
+                next.map_or(0, |pgs| list.names.size() + list.page_size_max * pgs.len() as u64)
+            }
             Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
         }
     }
@@ -211,6 +231,17 @@ impl Request {
                 let (target, work) = (*target, work.take().expect("something is left"));
                 return NextPart { target, stripe: StripeIndex::ZERO, work };
             }
+            Progress::List(list) => {
+                let next = list.groups.as_mut().and_then(Vec::pop);
+                let mut pgs = next.expect("something is left").into_iter();
+                let target = Target::Pg(pgs.next().expect("a group has a PG"));
+                let work = Work::List {
+                    beside: pgs.map(|pg| (pg, Epoch::ZERO)).collect(),
+                    names: list.names.clone(),
+                    page_size_max: list.page_size_max,
+                };
+                return NextPart { target, stripe: StripeIndex::ZERO, work };
+            }
             Progress::Replay(_) => unreachable!("a replay makes its parts itself"),
         };
         let target = Target::Hash(hash(piece.stripe));
@@ -227,6 +258,10 @@ impl Request {
                 found.put(index, extents, append_extents);
             }
             (Progress::Objects { found, .. }, Found::Objects(answer)) => *found = Some(answer),
+            (Progress::List(list), Found::Pages { pages, refused }) => {
+                list.pages.push(pages);
+                list.refused.extend(refused);
+            }
             (_, Found::Nothing) => {}
             _ => unreachable!("a part finds what its request asks"),
         }
@@ -248,6 +283,10 @@ impl Request {
                 Answer::Done
             }
             Progress::Objects { found, .. } => found.take().expect("its part has ended"),
+            Progress::List(list) => Answer::Listed {
+                pages: std::mem::take(&mut list.pages),
+                refused: std::mem::take(&mut list.refused),
+            },
             Progress::Flush(_) | Progress::Replay(_) => Answer::Done,
         })
     }

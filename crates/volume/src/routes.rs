@@ -149,6 +149,22 @@ impl Routes {
         Some(hash_range_of_pg(pg_of_hash(hash, pg_count), pg_count))
     }
 
+    /// Returns the numbers of all PGs of a pool, those of one primary together, at most so many of them. PGs
+    /// without a known primary are apart.
+    pub(crate) fn pgs_by_osd(&self, pool: PoolId, pgs_max: usize) -> Vec<Vec<u32>> {
+        let Some(map) = self.map.pools.get(&pool) else { return Vec::new() };
+        let mut by_osd: BTreeMap<OsdId, Vec<u32>> = BTreeMap::new();
+        let mut groups = Vec::new();
+        for number in 0..map.pool.pg_count {
+            match self.find(pool, Target::Pg(number)) {
+                Some(route) => by_osd.entry(route.osd).or_default().push(number),
+                None => groups.push(vec![number]),
+            }
+        }
+        groups.extend(by_osd.values().flat_map(|pgs| pgs.chunks(pgs_max).map(<[u32]>::to_vec)));
+        groups
+    }
+
     pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
         self.map.pools.get(&pool).map(|map| &map.pool)
     }

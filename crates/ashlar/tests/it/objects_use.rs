@@ -6,7 +6,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use client::objects::{Field, Name, ObjectChange, ObjectPool, StepResult};
+use client::objects::{Field, Listing, Name, ObjectChange, ObjectPool, ObjectSteps, StepResult};
 use client::{Client, Config, block_on};
 use serde_json::{Value, json};
 
@@ -165,6 +165,70 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
     assert!(cluster.run(&["kv", "scan", "--prefix", "key"]) == text(&lines), "nothing is removed");
     let long = "x".repeat((32 << 10) + 1);
     cluster.refused(&["kv", "put", "long", &long], "invalid");
+}
+
+#[test]
+fn keys_that_stay_come_exactly_once_in_a_scan_beside_writers_and_moves() {
+    let cluster = with_objects("scan-beside-writers", "2");
+    let name = |number: u32, kind: &str| {
+        let key = format!("{:08x} {kind}", number.wrapping_mul(0x9e37_79b9));
+        Name::new(key.as_bytes()).expect("short")
+    };
+    let put = |name: Name, size: usize| ObjectSteps {
+        name,
+        assertions: Vec::new(),
+        changes: vec![ObjectChange::Put(vec![b'v'; size])],
+    };
+    let remove = |name: Name| ObjectSteps {
+        name,
+        assertions: Vec::new(),
+        changes: vec![ObjectChange::Remove],
+    };
+    let stays: Vec<Name> = (0..6000).map(|number| name(number, "stays")).collect();
+    let pool = open(&cluster);
+    let puts = stays.iter().map(|name| put(name.clone(), 500)).collect();
+    assert_eq!(block_on(pool.bulk(puts)), (stays.len(), Ok(())));
+    let mut sorted: Vec<&[u8]> = stays.iter().map(|name| name.bytes()).collect();
+    sorted.sort_unstable();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let pool = open(&cluster);
+            for round in 0u32.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                // Some come and go, and some of those that stay are written again.
+                let passing = (0..300).map(|number| name(number * 7 + round % 5, "passes"));
+                let again = stays.iter().skip(round as usize % 11).step_by(31).cloned();
+                let passing =
+                    passing.map(|it| if round % 2 == 0 { put(it, 300) } else { remove(it) });
+                let changes = passing.chain(again.map(|name| put(name, 700))).collect();
+                block_on(pool.bulk(changes)).1.expect("clients wait for their OSDs");
+            }
+        });
+        for round in 0..6 {
+            if round == 3 {
+                // Its PGs move to the other one, and back.
+                cluster.kill("osd", 1);
+            }
+            let mut listing = Listing { count_max: 500, ..client::objects::all() };
+            let mut found = Vec::new();
+            loop {
+                let page = block_on(pool.list(&listing, round % 2 == 0)).expect("it is answered");
+                found.extend(page.entries.iter().map(|entry| entry.key().to_vec()));
+                match page.next {
+                    Some(next) => listing.from = next,
+                    None => break,
+                }
+            }
+            assert!(found.is_sorted_by(|one, next| one < next), "in order, each once");
+            let stayed = found.iter().filter(|key| key.ends_with(b"stays")).map(|key| &key[..]);
+            assert!(stayed.eq(sorted.iter().copied()), "round {round}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writer.join().expect("no panic");
+    });
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl MemoryOsd {
                 Ok(Outcome::Synced)
             }
             Op::ReadPart { .. } => panic!("not of pools with copies"),
-            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } | Op::List { .. } => {
                 panic!("not of clients of volumes")
             }
         }

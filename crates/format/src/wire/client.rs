@@ -9,6 +9,8 @@ use super::pg_entry::PgEntry;
 
 /// Maximum number of layers in a read.
 pub const CHAIN_LENGTH_MAX: usize = 32;
+/// Maximum number of PGs whose objects one request lists.
+pub const LIST_PGS_MAX: usize = 256;
 /// Longest encoding of the results of an operation on objects, in bytes.
 pub const RESULTS_SIZE_MAX: usize = 8 << 10;
 
@@ -43,7 +45,8 @@ pub struct Place {
     pub stripe: StripeIndex,
 }
 
-/// Operations. [`Op::Mutate`] and [`Op::Look`] are those of object pools, all others those of block pools:
+/// Operations. [`Op::Mutate`], [`Op::Look`] and [`Op::List`] are those of object pools, all others those of
+/// block pools:
 /// their offsets and lengths are bytes within the stripe, multiples of 4 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
@@ -130,12 +133,19 @@ pub enum Op {
         /// What to read.
         reads: Payload,
     },
+    /// List the objects of several PGs that the OSD leads: the request's own, and those beside it.
+    List {
+        /// The other PGs of the pool, each with its epoch: at most [`LIST_PGS_MAX`] with the request's own.
+        beside: Vec<(u32, Epoch)>,
+        /// Which objects of each PG.
+        names: Payload,
+    },
 }
 
 impl Op {
     /// Whether the operation is one of object pools.
     pub fn is_of_objects(&self) -> bool {
-        matches!(self, Op::Mutate { .. } | Op::Look { .. })
+        matches!(self, Op::Mutate { .. } | Op::Look { .. } | Op::List { .. })
     }
 }
 
@@ -195,6 +205,13 @@ pub enum Outcome {
     Looked {
         /// The answers.
         answers: Payload,
+    },
+    /// The objects of several PGs.
+    Listed {
+        /// PGs that this OSD cannot answer for now.
+        refused: Vec<u32>,
+        /// The pages of all others.
+        pages: Payload,
     },
 }
 

@@ -19,7 +19,7 @@
 
 use base::{Buffer, BufferPool, Epoch, MapRevision, SessionId, StripeIndex, UNIT_SIZE, crc32c};
 
-use super::client::{Op, Outcome, RESULTS_SIZE_MAX, Refusal, Reply, Request};
+use super::client::{LIST_PGS_MAX, Op, Outcome, RESULTS_SIZE_MAX, Refusal, Reply, Request};
 use super::codec_peer::{decode_lease, decode_peer, encode_lease, encode_peer, peer_data};
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
@@ -192,6 +192,7 @@ const OP_DELETE_RANGE: u8 = 6;
 const OP_READ_PART: u8 = 7;
 const OP_MUTATE: u8 = 8;
 const OP_LOOK: u8 = 9;
+const OP_LIST: u8 = 10;
 /// Flag of a write: an expected version follows.
 const WRITE_COMPARES: u8 = 1;
 /// Flag of a write or zero: the request may be answered before it is durable.
@@ -202,6 +203,7 @@ fn request_data(request: &Request) -> Option<Buffer> {
         Op::Write { data, .. } => Some(data.clone()),
         Op::Mutate { operation, .. } => operation.data(),
         Op::Look { reads } => reads.data(),
+        Op::List { names, .. } => names.data(),
         _ => None,
     }
 }
@@ -263,6 +265,15 @@ fn encode_request(request: &Request, bytes: &mut Vec<u8>) {
             bytes.push(OP_LOOK);
             reads.encode(bytes);
         }
+        Op::List { beside, names } => {
+            bytes.push(OP_LIST);
+            put_count(bytes, beside.len(), LIST_PGS_MAX - 1);
+            for (pg, epoch) in beside {
+                put_u32(bytes, *pg);
+                put_u32(bytes, epoch.get());
+            }
+            names.encode(bytes);
+        }
     }
 }
 
@@ -302,6 +313,12 @@ fn decode_request(
             operation: Payload::decode(reader, payload)?,
         },
         OP_LOOK => Op::Look { reads: Payload::decode(reader, payload)? },
+        OP_LIST => {
+            let count = reader.list(LIST_PGS_MAX - 1, 8, "PGs to list")?;
+            let pg = |_| Ok((reader.u32()?, Epoch::new(reader.u32()?)));
+            let beside = (0..count).map(pg).collect::<Result<_, DecodeError>>()?;
+            Op::List { beside, names: Payload::decode(reader, payload)? }
+        }
         tag => {
             return wrong(format!("unknown request operation {tag}"));
         }
@@ -335,6 +352,7 @@ const OUTCOME_SYNCED: u8 = 4;
 const OUTCOME_DELETED: u8 = 5;
 const OUTCOME_MUTATED: u8 = 6;
 const OUTCOME_LOOKED: u8 = 7;
+const OUTCOME_LISTED: u8 = 8;
 const REFUSAL_STALE: u8 = 128;
 const REFUSAL_FENCED: u8 = 129;
 const REFUSAL_COMPARE_FAILED: u8 = 130;
@@ -352,6 +370,7 @@ fn reply_data(reply: &Reply) -> Option<Buffer> {
     match &reply.outcome {
         Ok(Outcome::Read { data, .. }) if !data.is_empty() => Some(data.clone()),
         Ok(Outcome::Looked { answers }) => answers.data(),
+        Ok(Outcome::Listed { pages, .. }) => pages.data(),
         _ => None,
     }
 }
@@ -397,6 +416,12 @@ fn encode_outcome(outcome: &Outcome, bytes: &mut Vec<u8>) {
         Outcome::Looked { answers } => {
             bytes.push(OUTCOME_LOOKED);
             answers.encode(bytes);
+        }
+        Outcome::Listed { refused, pages } => {
+            bytes.push(OUTCOME_LISTED);
+            put_count(bytes, refused.len(), LIST_PGS_MAX);
+            refused.iter().for_each(|pg| put_u32(bytes, *pg));
+            pages.encode(bytes);
         }
     }
 }
@@ -470,6 +495,11 @@ fn decode_reply(
             Ok(Outcome::Mutated { version, results: reader.take(count)?.to_vec() })
         }
         OUTCOME_LOOKED => Ok(Outcome::Looked { answers: Payload::decode(reader, payload)? }),
+        OUTCOME_LISTED => {
+            let count = reader.list(LIST_PGS_MAX, 4, "refused PGs")?;
+            let refused = (0..count).map(|_| reader.u32()).collect::<Result<_, _>>()?;
+            Ok(Outcome::Listed { refused, pages: Payload::decode(reader, payload)? })
+        }
         tag => Err(decode_refusal(tag, reader)?),
     };
     Ok(Reply { session, sequence, outcome })

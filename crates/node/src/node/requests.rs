@@ -17,13 +17,16 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
 use format::door::NetEffect;
-use format::wire::{Message, Outcome, PgEntry, Refusal, Reply, Request};
+use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, PgEntry, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
 
 use super::{Node, Phase};
 use crate::Effect;
 use crate::pg_table::PgSlot;
-use crate::requests::{Scope, Started, Waiting, is_as_of_now, may_ask, names_of, size_of, work_of};
+use crate::requests::{
+    Scope, Started, Waiting, is_as_of_now, list_of_pg, may_ask, names_of, pages_size_max, pgs_of,
+    size_of, work_of,
+};
 use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
 use crate::space_credits::Verdict as Space;
@@ -65,9 +68,12 @@ impl Node {
         let (id, names) = ((session, sequence), names_of(&request));
         match self.sessions.arrive(now, connection, id, names, sessions_max) {
             Arrival::New => {}
-            Arrival::Moved => self.drop_waiting(|waiting| {
-                waiting.request.session == session && waiting.connection != connection
-            }),
+            Arrival::Moved => {
+                self.drop_waiting(|waiting| {
+                    waiting.request.session == session && waiting.connection != connection
+                });
+                self.lists.forget(|(over, of, _)| *of == session && *over != connection);
+            }
             Arrival::Repeat => return,
             // The client reconnects and repeats its unanswered requests.
             Arrival::Forgotten => return self.hang_up(now, connection, effects),
@@ -76,18 +82,56 @@ impl Node {
             }
         }
         let bytes = size_of(&request.op);
-        if open_count >= self.settings.connection_requests_max
-            || self.requests.count() >= self.settings.requests_max
+        let pg_count = pgs_of(&request).count();
+        if open_count + pg_count > self.settings.connection_requests_max
+            || self.requests.count() + pg_count > self.settings.requests_max
             || self.requests.bytes() + bytes > self.settings.request_bytes_max
             || self.phase != Phase::Running
         {
             return reply(connection, session, sequence, Err(Refusal::Busy), effects);
         }
+        if !matches!(request.op, Op::List { .. }) {
+            return self.admit(now, connection, request, effects);
+        }
+        if pages_size_max(&request.op) > u64::from(PAYLOAD_SIZE_MAX) {
+            let why = "the pages of so many PGs do not fit one reply".into();
+            let refusal = Err(Refusal::Invalid { why });
+            return reply(connection, session, sequence, refusal, effects);
+        }
+        self.lists.begin((connection, session, sequence), pg_count);
+        for (pg, epoch) in pgs_of(&request) {
+            self.admit(now, connection, list_of_pg(&request, pg, epoch), effects);
+        }
+    }
+
+    /// Counts a request of one PG, and serves it, refuses it or lets it wait.
+    fn admit(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) {
         self.requests.on_arrival(&request);
         if let Some(link) = self.sessions.connection(connection) {
             link.open_count += 1;
         }
         self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
+    }
+
+    /// Replies to a request of a PG. The reply to a list waits for all of its PGs.
+    fn answer(
+        &mut self,
+        connection: ConnectionId,
+        (session, sequence): (SessionId, u64),
+        pg: PgId,
+        outcome: Result<Outcome, Refusal>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let outcome = self.lists.take((connection, session, sequence), pg.number, outcome);
+        if let Some(outcome) = outcome {
+            reply(connection, session, sequence, outcome, effects);
+        }
     }
 
     /// Records the session of a request, whether or not the request is served. If the session acts on a
@@ -410,7 +454,7 @@ impl Node {
         if let Some(link) = self.sessions.connection(connection) {
             assert!(link.open_count > 0);
             link.open_count -= 1;
-            reply(connection, session, sequence, outcome, effects);
+            self.answer(connection, (session, sequence), scope.pg, outcome, effects);
         }
     }
 
@@ -426,7 +470,8 @@ impl Node {
         if let Some(link) = self.sessions.connection(connection) {
             assert!(link.open_count > 0);
             link.open_count -= 1;
-            reply(connection, request.session, request.sequence, Err(refusal), effects);
+            let id = (request.session, request.sequence);
+            self.answer(connection, id, request.pg, Err(refusal), effects);
         }
     }
 

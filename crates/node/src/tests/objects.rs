@@ -1,10 +1,10 @@
 //! Tests of pools of objects: when an OSD gets an engine, and the families in it.
 
-use base::{Epoch, PoolId};
+use base::{BufferPool, Epoch, PoolId};
 use cluster::map::PoolKind;
 use engine::Twin;
 use format::engine::Compression;
-use format::wire::{PeerBody, PeerMessage};
+use format::wire::{Op, Outcome, Payload, PeerBody, PeerMessage, Refusal};
 
 use super::*;
 use crate::Engine;
@@ -334,4 +334,65 @@ fn mutations_are_full_while_the_engine_is() {
     rig.engine.as_mut().unwrap().set_full(false);
     rig.advance(Duration::from_secs(1));
     assert!(is_done(&rig.ask(1, put(4))));
+}
+
+/// Returns a request for the names of the PG, and of those beside it.
+fn list(beside: &[(u32, u32)]) -> Op {
+    let listing = ::objects::Listing { count_max: 10, size_max: 100, ..Default::default() };
+    let query = ::objects::NameQuery { listing, with_data: false };
+    Op::List {
+        beside: beside.iter().map(|(pg, epoch)| (*pg, Epoch::new(*epoch))).collect(),
+        names: Payload::new(&query.encode(), &BufferPool::default()),
+    }
+}
+
+fn pages_of(outcome: Result<Outcome, Refusal>) -> (usize, Vec<u32>) {
+    let Ok(Outcome::Listed { refused, pages }) = outcome else { panic!("{outcome:?}") };
+    let pages = ::objects::decode_pages(pages.bytes().expect("intact")).expect("pages");
+    (pages.len(), refused)
+}
+
+#[test]
+fn a_list_has_one_reply_with_the_pages_of_its_pgs_and_names_those_that_refuse() {
+    let mut rig = serving();
+    rig.accept(CLIENT);
+    assert_eq!(pages_of(rig.ask(1, list(&[]))), (1, vec![]));
+    assert_eq!(pages_of(rig.ask(1, list(&[(0, 1), (0, 1)]))), (3, vec![]));
+    // Of an older epoch. The other pages come.
+    assert_eq!(pages_of(rig.ask(1, list(&[(0, 0), (0, 1)]))), (2, vec![0]));
+    assert_eq!(pages_of(rig.ask(0, list(&[(0, 0)]))), (0, vec![0, 0]));
+    // What no other primary mends refuses all of it.
+    let refused = rig.ask(1, list(&[(9, 1)]));
+    assert!(matches!(refused, Err(Refusal::Invalid { .. })), "{refused:?}");
+    let refused = rig.ask(1, list(&[(0, 1); 255]));
+    assert!(matches!(&refused, Err(Refusal::Invalid { why }) if why.contains("so many PGs")));
+    assert!(rig.replies.is_empty() && rig.node.requests.is_empty());
+}
+
+#[test]
+fn a_list_waits_for_its_slowest_pg_and_is_forgotten_with_its_connection() {
+    let mut rig = serving();
+    rig.accept(CLIENT);
+    rig.holds_engine = true;
+    // The epoch that the sender knows of has not come here yet.
+    let sequence = rig.send(CLIENT, 1, list(&[(0, 2)]));
+    rig.release_engine();
+    assert_eq!(rig.reply_to(sequence), None);
+    rig.monitor_says(objects_since(10, 2));
+    rig.advance(Duration::from_secs(2));
+    // The first one was of the epoch before, or had been answered in it.
+    let (pages, refused) = pages_of(rig.reply_to(sequence).expect("both have answered"));
+    assert_eq!(pages + refused.len(), 2);
+    assert!(pages >= 1);
+    let sequence = rig.send(CLIENT, 2, list(&[(0, 3)]));
+    rig.close(CLIENT);
+    rig.monitor_says(objects_since(20, 3));
+    rig.advance(Duration::from_secs(2));
+    assert_eq!(rig.reply_to(sequence), None);
+    assert!(rig.node.requests.is_empty());
+}
+
+/// Returns the change of the map to this epoch, since this revision.
+fn objects_since(since: u64, epoch: u32) -> FromMonitor {
+    of_objects(map(since, 10 * u64::from(epoch), vec![entry(epoch, 1)], &[]))
 }

@@ -8,7 +8,7 @@
 //!      when it was complete.
 
 use ::objects::queue::{Footprint, TurnId};
-use ::objects::{Look, Need, Reading, Shard, encode_answers};
+use ::objects::{Look, NameQuery, Need, Reading, Shard, encode_answers};
 use base::planted::{self, Bug};
 use base::{Buffer, Version};
 use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
@@ -63,6 +63,18 @@ impl Pg {
             true => Ok(look),
             false => Err(Refusal::Invalid { why: "a shard does not belong to this PG".into() }),
         }
+    }
+
+    /// Decodes which of the PG's objects to list.
+    pub(super) fn list_of(&self, payload: &Payload) -> Result<Look, Refusal> {
+        let invalid = |why| Refusal::Invalid { why };
+        let bytes = payload.bytes().ok_or(Refusal::Corrupted)?;
+        let query = NameQuery::decode(bytes).map_err(invalid)?;
+        let (first, last) = self.shards().into_inner();
+        let shards = (first.get()..=last.get()).map(Shard::new);
+        let look = query.look(shards);
+        look.check().map_err(invalid)?;
+        Ok(look)
     }
 
     /// Reads what a read needs next, or completes it.

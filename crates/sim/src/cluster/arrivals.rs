@@ -124,7 +124,11 @@ fn image_of(op: &Op) -> Option<ImageId> {
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),
-        Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
+        Op::Sync
+        | Op::DeleteRange { .. }
+        | Op::Mutate { .. }
+        | Op::Look { .. }
+        | Op::List { .. } => None,
     }
 }
 

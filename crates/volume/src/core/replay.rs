@@ -220,7 +220,8 @@ impl ClientCore {
                 | Work::Extents { .. }
                 | Work::Sync { .. }
                 | Work::Mutate { .. }
-                | Work::Look { .. } => {}
+                | Work::Look { .. }
+                | Work::List { .. } => {}
             }
         }
         for request in refused {

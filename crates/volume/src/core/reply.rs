@@ -118,6 +118,13 @@ impl ClientCore {
                 }
                 None => self.on_mismatch(now, key, effects),
             },
+            (Work::List { .. }, Outcome::Listed { refused, pages }) => match pages.bytes() {
+                Some(bytes) => {
+                    let found = Found::Pages { pages: bytes.to_vec(), refused };
+                    self.end_part(now, key, found, effects);
+                }
+                None => self.on_mismatch(now, key, effects),
+            },
             _ => {
                 let why = "the reply does not match the request".to_string();
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);

@@ -6,7 +6,7 @@
 //!   1. A part waits for an answer on one connection at a time, and each send uses a new sequence number.
 //!   2. A request carries the newest known epoch of its PG.
 
-use base::{ConnectionId, Incarnation, OsdId, Time};
+use base::{ConnectionId, Epoch, Incarnation, OsdId, PgId, Time};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{Message, Request};
 
@@ -98,6 +98,12 @@ impl ClientCore {
             (Work::Mutate { lowest, .. }, Target::Hash(hash)) => {
                 let hashes = self.routes.hashes_beside(part.pool, hash);
                 *lowest = volume.lowest_number(hashes.expect("it has a route"));
+            }
+            (Work::List { beside, .. }, _) => {
+                for (number, epoch) in beside {
+                    let pg = PgId { pool: part.pool, number: *number };
+                    *epoch = self.routes.epoch(pg).unwrap_or(Epoch::ZERO);
+                }
             }
             _ => {}
         }

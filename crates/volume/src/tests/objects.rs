@@ -170,6 +170,52 @@ fn a_look_goes_to_a_pg_by_hash_or_number_and_its_answer_is_checked() {
     assert_eq!(world.result(id), Err(VolumeError::Damaged));
 }
 
+/// Returns the PGs that a request lists, with their epochs.
+fn listed(request: &Request) -> Vec<(u32, Epoch)> {
+    let Op::List { beside, names } = &request.op else { panic!("a list: {request:?}") };
+    assert_eq!(names.bytes(), Some(&b"all"[..]));
+    [vec![(request.pg.number, request.epoch)], beside.clone()].concat()
+}
+
+#[test]
+fn a_list_asks_each_osd_once_and_names_the_pgs_that_were_refused() {
+    let mut world = World::with_objects();
+    let list =
+        |pgs_max| Operation::List { names: b"all".to_vec(), page_size_max: 1 << 10, pgs_max };
+    let id = world.ask(list(256));
+    let epoch = Epoch::new(1);
+    for (pgs, refused) in [([1, 3], vec![]), ([0, 2], vec![2])] {
+        let asked = world.next();
+        assert_eq!(listed(&asked.1), pgs.map(|pg| (pg, epoch)));
+        let pages = Payload::new(&[pgs[0] as u8], &world.pool);
+        world.reply(&asked, Ok(Outcome::Listed { refused, pages }));
+    }
+    let pages = vec![vec![1], vec![0]];
+    assert_eq!(world.result(id), Ok(Answer::Listed { pages, refused: vec![2] }));
+    // As many PGs as fit one request; a request that was lost is sent again, whole.
+    let id = world.ask(list(1));
+    world.connect();
+    assert_eq!(world.asked.len(), 4);
+    world.refuse(Refusal::Busy);
+    world.break_osd(osd(1));
+    let mut pages = Vec::new();
+    for _ in 0..4 {
+        while world.asked.is_empty() {
+            world.wait();
+            world.connect();
+        }
+        let asked = world.next();
+        let pgs = listed(&asked.1);
+        assert_eq!(pgs.len(), 1);
+        pages.push(vec![pgs[0].0 as u8]);
+        let answer = Payload::new(&[pgs[0].0 as u8], &world.pool);
+        world.reply(&asked, Ok(Outcome::Listed { refused: vec![], pages: answer }));
+    }
+    assert_eq!(world.result(id), Ok(Answer::Listed { pages: pages.clone(), refused: vec![] }));
+    pages.sort();
+    assert_eq!(pages, [[0], [1], [2], [3]]);
+}
+
 #[test]
 fn volumes_have_no_objects_and_pools_have_no_blocks() {
     let mut world = World::attached();

@@ -193,7 +193,11 @@ impl World {
             | Op::Write { place, .. }
             | Op::Zero { place, .. }
             | Op::Extents { place, .. } => Some((*connection, place.image, place.stripe)),
-            Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
+            Op::Sync
+            | Op::DeleteRange { .. }
+            | Op::Mutate { .. }
+            | Op::Look { .. }
+            | Op::List { .. } => None,
         };
         let at = at % self.asked.len();
         let stripe = stripe_of(&self.asked[at]);

@@ -496,7 +496,7 @@ impl World {
                 Ok(Outcome::Extents { bitmap: vec![bits] })
             }
             Op::Sync => Ok(Outcome::Synced),
-            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } | Op::List { .. } => {
                 panic!("not of clients of volumes")
             }
         }
