@@ -236,6 +236,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             compression,
         } => {
             let objects = objects_of(kind, shards, compression)?;
+            let is_of_objects = objects.is_some();
             let copies = replicas.map(|count| Scheme::Copies { count });
             let create = Command::PoolCreate {
                 pool: name,
@@ -247,6 +248,9 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 objects,
             };
             let pool = call(config, format, create)?;
+            if is_of_objects && pool["kind"] != "object" {
+                return Err(not_of_objects(&pool));
+            }
             print_pool(format, &pool);
             if let (Format::Text, Some(warning)) = (format, pool["warning"].as_str()) {
                 eprintln!("warning: {warning}");
@@ -286,6 +290,18 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
 fn print_pool(format: Format, pool: &Value) {
     let of_objects = if pool["kind"] == "object" { POOL_OBJECTS } else { &[] };
     print_object(format, pool, &[POOL, of_objects].concat());
+}
+
+/// Returns what to say when a monitor that knows no pools of objects created one of blocks.
+fn not_of_objects(pool: &Value) -> Failure {
+    let name = pool["name"].as_str().unwrap_or_default();
+    failure(
+        "unsupported",
+        format!("the monitor knows no pools of objects: it created {name} as a pool of blocks"),
+        format!(
+            "remove it (ashlar pool rm {name}), update the monitors and OSDs, and create it again"
+        ),
+    )
 }
 
 /// Returns what was chosen of a pool of objects; `None`: the pool keeps blocks.
