@@ -1,8 +1,10 @@
-//! `ashlar bench`: measures the whole path of a volume, or the store alone with raw io_uring and a loopback
-//! echo for comparison.
+//! `ashlar bench`: measures the whole path of a volume or of a pool of objects; the store alone, with raw io_uring
+//! and a loopback echo for comparison; or the engine of objects alone.
 
 mod disk;
+mod engine;
 mod measured;
+mod objects;
 mod volume;
 
 use std::path::Path;
@@ -13,7 +15,9 @@ use client::bench::{Load, OpKind};
 use cluster::message::Failure;
 use serde_json::{Value, json};
 
+use self::engine::EngineLoad;
 use self::measured::{Measured, span_of};
+use self::objects::Sizes;
 use crate::cli::{BenchCommand, LoadArgs, OpArg};
 use crate::output::{Format, failure, print_json, size_text};
 
@@ -29,8 +33,62 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
             let value = disk_beside_raw(&path, size.0, commit.mode(), checked(load)?)?;
             print(format, &value);
         }
+        BenchCommand::Kv { op, records, batch, min_size, max_size } => {
+            let sizes = Sizes::of_values(min_size.0, max_size.0);
+            let config = Config::find(cluster)?;
+            let value = objects::run(&config, format, (op.into(), batch), &sizes, records)?;
+            print_objects(format, &value);
+        }
+        BenchCommand::Object { op, records, min_size, max_size } => {
+            let sizes = Sizes::of_objects(min_size.0, max_size.0);
+            let config = Config::find(cluster)?;
+            let value = objects::run(&config, format, (op.into(), 1), &sizes, records)?;
+            print_objects(format, &value);
+        }
+        BenchCommand::Engine {
+            path,
+            records,
+            batch,
+            min_size,
+            max_size,
+            incompressible,
+            compression,
+            depth,
+            memory,
+            seconds,
+        } => {
+            let sizes = Sizes::of_values(min_size.0, max_size.0);
+            let load = EngineLoad {
+                records: sizes.records("bench/", records, incompressible)?,
+                batch,
+                compression,
+                depth: depth as usize,
+                memory: memory.0,
+                time: std::time::Duration::from_secs(u64::from(seconds)),
+            };
+            let scratch = scratch_in(&path)?;
+            let value = engine::run(&scratch.0, &load)?;
+            print_engine(format, &value);
+        }
     }
     Ok(())
+}
+
+fn print_objects(format: Format, value: &Value) {
+    match format {
+        Format::Json => print_json(value),
+        Format::Text => println!("{}", objects::line(value)),
+    }
+}
+
+fn print_engine(format: Format, value: &Value) {
+    if format == Format::Json {
+        return print_json(value);
+    }
+    for load in ["fill", "get", "scan"] {
+        println!("{load}  {}", objects::line(&value[load]));
+    }
+    println!("on disk: {}", size_text(value["disk_bytes"].as_u64().unwrap_or(0)));
 }
 
 fn checked(load: LoadArgs) -> Result<Load, Failure> {
@@ -49,13 +107,23 @@ fn checked(load: LoadArgs) -> Result<Load, Failure> {
     Ok(Load { kind, block_size, depth: load.depth as usize, time })
 }
 
-/// The path of the scratch file; dropping this value removes the file.
+/// The path of the scratch file or directory; dropping this value removes it.
 struct Scratch(std::path::PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Returns a path in a directory for a scratch file.
+fn scratch_in(directory: &Path) -> Result<Scratch, Failure> {
+    if !directory.is_dir() {
+        let message = format!("{} is not a directory", directory.display());
+        return Err(failure("invalid", message, "choose a directory with free space"));
+    }
+    Ok(Scratch(directory.join(format!("ashlar-bench.{}", std::process::id()))))
 }
 
 /// Measures the store, then raw io_uring on the same file, then a loopback echo.
@@ -65,12 +133,8 @@ fn disk_beside_raw(
     commit: blockstore::CommitMode,
     load: Load,
 ) -> Result<Value, Failure> {
-    if !directory.is_dir() {
-        let message = format!("{} is not a directory", directory.display());
-        return Err(failure("invalid", message, "choose a directory with free space"));
-    }
-    let path = directory.join(format!("ashlar-bench.{}", std::process::id()));
-    let scratch = Scratch(path.clone());
+    let scratch = scratch_in(directory)?;
+    let path = scratch.0.clone();
     let store = disk::run(&path, size, commit, load)?;
     let mut value = store.load.value();
     let bytes = store.load.histogram.count() * load.block_size;

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-pub use bench::{BenchCommand, LoadArgs, OpArg};
+pub use bench::{BenchCommand, KvOpArg, LoadArgs, ObjectOpArg, OpArg, RecordArgs};
 pub use hosts::{InitArgs, MonCommand};
 pub use log_args::LogArgs;
 pub use object::{IfArgs, KvCommand, ObjectCommand, PoolArg, RangeArgs, RecordsCommand};

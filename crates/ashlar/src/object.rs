@@ -123,7 +123,8 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
 }
 
 /// Opens the pool of a command: the named one, or the only one that keeps objects.
-fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool, Failure> {
+/// Opens the pool that was named, or the only one that there is.
+pub fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool, Failure> {
     let name = match &arg.pool {
         Some(name) => name.clone(),
         None => only_pool(&table(config, format, Table::Pool)?)?,
@@ -161,7 +162,8 @@ fn failed(name: &Name, error: &ObjectError) -> Failure {
     Failure { code, message: format!("{}: {message}", escape::shown(name.bytes())), hint }
 }
 
-fn list_failed(error: &ObjectError) -> Failure {
+/// Returns what to say of a request that failed.
+pub fn list_failed(error: &ObjectError) -> Failure {
     let (code, hint) = match error {
         ObjectError::Absent => ("not_found", "`ashlar object ls` lists the objects"),
         ObjectError::Changed => ("changed", "try again"),

@@ -217,6 +217,39 @@ pub fn size_text(bytes: u64) -> String {
     base::size::Size(bytes).to_string()
 }
 
+/// Shows how many of something are done, on a terminal only.
+pub struct Counter {
+    bar: Option<indicatif::ProgressBar>,
+}
+
+impl Counter {
+    /// Starts at 0. `total`: how many there are, if that is known. Prints nothing with JSON output.
+    pub fn new(format: Format, title: &'static str, total: Option<u64>) -> Counter {
+        let bar = (format == Format::Text && std::io::stderr().is_terminal()).then(|| {
+            let template = match total {
+                Some(_) => "{msg} [{bar:30}] {pos}/{len} {per_sec} {eta}",
+                None => "{msg} {pos} {per_sec} {elapsed}",
+            };
+            let style = indicatif::ProgressStyle::with_template(template);
+            let bar = indicatif::ProgressBar::no_length().with_message(title);
+            total.into_iter().for_each(|total| bar.set_length(total));
+            bar.with_style(style.expect("the template is valid"))
+        });
+        Counter { bar }
+    }
+
+    /// So many are done.
+    pub fn set(&mut self, done: u64) {
+        self.bar.iter().for_each(|bar| bar.set_position(done));
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        self.bar.iter().for_each(indicatif::ProgressBar::finish_and_clear);
+    }
+}
+
 /// Shows the progress of a long task: a bar on a terminal, otherwise one line for each 10 %.
 pub struct Progress {
     bar: Option<indicatif::ProgressBar>,

@@ -1,6 +1,8 @@
 //! Benchmark: runs a load on a volume, on the caller's thread. Client core and reactor share one loop, as in
 //! the NBD server.
 
+mod objects;
+
 use std::time::Duration as StdDuration;
 
 use base::histogram::Histogram;
@@ -10,6 +12,8 @@ use volume::{Attached, Effect, Event, Operation, RequestId, VolumeHandle};
 
 use crate::config::{Config, failure};
 use crate::shell::Shell;
+
+pub use objects::{ObjectLoad, ObjectOp, ObjectsMeasured, Records, run_objects};
 
 /// A kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -26,7 +26,8 @@ pub fn run(config: &Config, name: &str, load: Load) -> Result<Measured, Failure>
     })
 }
 
-fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
+/// Returns the process ids of the OSDs that are up.
+pub fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
     let osds = client::call(config, Command::OsdList, COMMAND_TIME_MAX)?;
     let rows = osds.as_array().into_iter().flatten();
     Ok(rows.filter(|row| row["up"] == true).filter_map(|row| row["pid"].as_u64()).collect())
@@ -34,7 +35,7 @@ fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
 
 /// Returns the total processor time of these processes in nanoseconds, including io_uring worker threads;
 /// `None` if one of the processes is not on this host.
-fn cpu_times(pids: &[u64]) -> Option<u64> {
+pub fn cpu_times(pids: &[u64]) -> Option<u64> {
     let ticks_per_second = rustix::param::clock_ticks_per_second();
     let mut ticks = 0;
     for pid in pids {

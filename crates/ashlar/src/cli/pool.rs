@@ -143,7 +143,7 @@ fn parse_block(text: &str) -> Result<(ImageId, u32), String> {
     })
 }
 
-fn parse_compression(text: &str) -> Result<Compression, String> {
+pub(super) fn parse_compression(text: &str) -> Result<Compression, String> {
     Compression::from_name(text).ok_or_else(|| {
         let names = Compression::ALL.map(Compression::name).join(", ");
         format!("{text:?} is not a compression: choose one of {names}")

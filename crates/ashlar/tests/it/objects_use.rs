@@ -299,3 +299,60 @@ fn what_was_answered_is_there_after_kill_minus_nine() {
         }
     }
 }
+
+#[test]
+fn benchmarks_of_objects_report_all_their_numbers() {
+    let cluster = with_objects("object-bench", "1");
+    let verify = |value: &Value, records: u64| {
+        let number = |value: &Value| value.as_f64().expect("a number");
+        assert_eq!(value["absent"], 0, "{value:#}");
+        assert!(value["records"].as_u64() >= Some(records), "{value:#}");
+        let seconds = number(&value["seconds"]);
+        for (rate, count) in [("records_per_second", "records"), ("bytes_per_second", "bytes")] {
+            let told = number(&value[rate]) * seconds;
+            assert!((told - number(&value[count])).abs() < 0.5, "{rate}: {value:#}");
+        }
+        let latency = ["p50", "p99", "p999", "max"].map(|it| number(&value["latency_us"][it]));
+        assert!(latency[0] > 0.0 && latency.is_sorted(), "{value:#}");
+    };
+    let small = ["--records", "2000"];
+    let kv = |options: &[&str]| cluster.json(&[&["bench", "kv"], &small[..], options].concat());
+    let fill = kv(&["--op", "fill", "--batch", "64", "--depth", "3"]);
+    verify(&fill, 2000);
+    assert_eq!((&fill["records"], &fill["operations"]), (&json!(2000), &json!(32)));
+    for options in [&["--op", "put", "--seconds", "1"][..], &["--op", "get", "--seconds", "1"]] {
+        verify(&kv(&[options, &["--depth", "4"]].concat()), 10);
+    }
+    for depth in ["1", "3"] {
+        let scan = kv(&["--op", "scan", "--depth", depth]);
+        verify(&scan, 2000);
+        assert_eq!((&scan["records"], &scan["bytes"]), (&json!(2000), &fill["bytes"]));
+    }
+    let object = |options: &[&str]| {
+        let sizes =
+            ["--records", "5", "--prefix", "o/", "--min-size", "1KiB", "--max-size", "5MiB"];
+        cluster.json(&[&["bench", "object", "--incompressible"], &sizes[..], options].concat())
+    };
+    verify(&object(&["--op", "fill", "--depth", "2"]), 5);
+    verify(&object(&["--op", "put", "--seconds", "1"]), 1);
+    verify(&object(&["--op", "get", "--seconds", "1"]), 1);
+    assert_eq!(object(&["--op", "ls"])["records"], 5);
+    let line = cluster.run(&["bench", "kv", "--op", "scan", "--records", "2000"]);
+    assert!(line.contains("records/s") && line.contains("p99"), "{line}");
+    let missing =
+        cluster.json(&["bench", "kv", "--op", "get", "--prefix", "no/", "--seconds", "1"]);
+    assert!(missing["absent"].as_u64() > Some(0) && missing["records"] == 0, "{missing:#}");
+    cluster.refused(&["bench", "kv", "--max-size", "33KiB"], "invalid");
+    cluster.refused(&["bench", "object", "--min-size", "2MiB"], "invalid");
+
+    let scratch = Directory::new("engine-bench");
+    let mut engine = Command::new(crate::harness::ASHLAR);
+    engine.args(["bench", "engine"]).arg(scratch.path()).args(["--records", "2000", "--json"]);
+    let text = bytes_of(engine.args(["--seconds", "1", "--compression", "zstd"]));
+    let value: Value = serde_json::from_slice(&text).expect("JSON");
+    for (load, records) in [("fill", 2000), ("get", 10), ("scan", 2000)] {
+        verify(&value[load], records);
+    }
+    assert!(value["disk_bytes"].as_u64() > Some(0), "{value:#}");
+    assert_eq!(fs::read_dir(scratch.path()).expect("readable").count(), 0, "nothing is left");
+}
