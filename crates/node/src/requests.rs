@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
 use format::door::Role;
-use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Payload, Refusal, Request};
+use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Request};
 use objects::{Look, NameQuery, Operation};
 use pg::Ticket;
 use slab::Slab;
@@ -45,6 +45,10 @@ pub(crate) struct Waiting {
     pub(crate) connection: ConnectionId,
     /// When the request arrived.
     pub(crate) since: Time,
+    /// Bytes that it holds in memory while it is open.
+    pub(crate) bytes: u64,
+    /// See [`Scope::block_need`].
+    pub(crate) block_need: (u64, u64),
     pub(crate) request: Request,
 }
 
@@ -111,13 +115,13 @@ impl Requests {
     }
 
     /// Counts an accepted request. The request then waits, starts or is refused.
-    pub(crate) fn on_arrival(&mut self, request: &Request) {
-        self.bytes += size_of(&request.op);
+    pub(crate) fn on_arrival(&mut self, bytes: u64) {
+        self.bytes += bytes;
     }
 
     /// Handles the refusal of a request that has not started.
-    pub(crate) fn on_refusal(&mut self, request: &Request) {
-        self.release_bytes(size_of(&request.op));
+    pub(crate) fn on_refusal(&mut self, bytes: u64) {
+        self.release_bytes(bytes);
     }
 
     fn release_bytes(&mut self, bytes: u64) {
@@ -148,7 +152,7 @@ impl Requests {
             if !is_dropped(waiting) {
                 return true;
             }
-            bytes += size_of(&waiting.request.op);
+            bytes += waiting.bytes;
             on_drop(waiting.connection);
             false
         });
@@ -243,7 +247,7 @@ impl Requests {
 
 impl Scope {
     /// Creates the scope of a request. `image`: the image that the request or its session identifies, if any.
-    pub(crate) fn of(request: &Request, image: Option<ImageId>) -> Scope {
+    pub(crate) fn of(request: &Request, image: Option<ImageId>, block_need: (u64, u64)) -> Scope {
         Scope {
             session: request.session,
             pg: request.pg,
@@ -255,10 +259,7 @@ impl Scope {
                 Op::Zero { length, .. } => u64::from(length),
                 _ => 0,
             },
-            block_need: match &request.op {
-                Op::Mutate { operation, .. } => block_need(operation),
-                _ => (0, 0),
-            },
+            block_need,
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {
                     true
@@ -278,7 +279,8 @@ impl Scope {
 
 /// Returns how much an operation on objects may write to blocks without a place: bytes, and blocks in part. A
 /// long one is not decoded for that: all of its bytes count.
-fn block_need(operation: &Payload) -> (u64, u64) {
+pub(crate) fn block_need_of(op: &Op) -> (u64, u64) {
+    let Op::Mutate { operation, .. } = op else { return (0, 0) };
     let size = operation.size();
     let decoded = || operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
     match (size <= DECODED_SIZE_MAX).then(decoded).flatten() {
@@ -323,7 +325,8 @@ pub(crate) fn size_of(op: &Op) -> u64 {
             let look = reads.bytes().and_then(|bytes| Look::decode(bytes).ok());
             reads.size() + look.map_or(0, |look| look.answers_size_max() as u64)
         }
-        Op::List { names, .. } => names.size() + pages_size_max(op),
+        // Each of its PGs holds the same.
+        Op::List { beside, names } => names.size() * (1 + beside.len() as u64) + pages_size_max(op),
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }
 }

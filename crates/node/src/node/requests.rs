@@ -24,8 +24,8 @@ use super::{Node, Phase};
 use crate::Effect;
 use crate::pg_table::PgSlot;
 use crate::requests::{
-    Scope, Started, Waiting, is_as_of_now, list_of_pg, may_ask, names_of, pages_size_max, pgs_of,
-    size_of, work_of,
+    Scope, Started, Waiting, block_need_of, is_as_of_now, list_of_pg, may_ask, names_of,
+    pages_size_max, pgs_of, size_of, work_of,
 };
 use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
@@ -91,7 +91,7 @@ impl Node {
             return reply(connection, session, sequence, Err(Refusal::Busy), effects);
         }
         if !matches!(request.op, Op::List { .. }) {
-            return self.admit(now, connection, request, effects);
+            return self.admit(now, connection, request, bytes, effects);
         }
         if pages_size_max(&request.op) > u64::from(PAYLOAD_SIZE_MAX) {
             let why = "the pages of so many PGs do not fit one reply".into();
@@ -100,23 +100,33 @@ impl Node {
         }
         self.lists.begin((connection, session, sequence), pg_count);
         for (pg, epoch) in pgs_of(&request) {
-            self.admit(now, connection, list_of_pg(&request, pg, epoch), effects);
+            self.admit(
+                now,
+                connection,
+                list_of_pg(&request, pg, epoch),
+                bytes / pg_count as u64,
+                effects,
+            );
         }
     }
 
-    /// Counts a request of one PG, and serves it, refuses it or lets it wait.
+    /// Counts a request of one PG, and serves it, refuses it or lets it wait. `bytes`: what it holds in memory
+    /// while it is open.
     fn admit(
         &mut self,
         now: Time,
         connection: ConnectionId,
         request: Request,
+        bytes: u64,
         effects: &mut Vec<Effect>,
     ) {
-        self.requests.on_arrival(&request);
+        self.requests.on_arrival(bytes);
         if let Some(link) = self.sessions.connection(connection) {
             link.open_count += 1;
         }
-        self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
+        let block_need = block_need_of(&request.op);
+        let waiting = Waiting { connection, since: now, bytes, block_need, request };
+        self.judge_and_go(now, waiting, effects);
     }
 
     /// Replies to a request of a PG. The reply to a list waits for all of its PGs.
@@ -152,10 +162,10 @@ impl Node {
         }
     }
 
-    fn scope_of(&self, request: &Request) -> Scope {
+    fn scope_of(&self, Waiting { request, block_need, .. }: &Waiting) -> Scope {
         let image = names_of(request).image;
         let named = || self.sessions.names(request.session)?.image;
-        Scope::of(request, image.or_else(named))
+        Scope::of(request, image.or_else(named), *block_need)
     }
 
     /// Returns whether this request must wait, because a newer session of its image acts on a map that this
@@ -167,18 +177,18 @@ impl Node {
 
     /// Serves, refuses or queues a request, depending on the map and the state of its PG.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
-        let Waiting { connection, since, request } = waiting;
-        match self.judge(now, &self.scope_of(&request)) {
-            Verdict::Serve(slot) => self.start(now, slot, connection, (since, request), effects),
-            Verdict::Wait if since + self.settings.wait_max > now => {
-                self.requests.keep_waiting(Waiting { connection, since, request });
+        let scope = self.scope_of(&waiting);
+        match self.judge(now, &scope) {
+            Verdict::Serve(slot) => self.start(now, slot, scope, waiting, effects),
+            Verdict::Wait if waiting.since + self.settings.wait_max > now => {
+                self.requests.keep_waiting(waiting);
             }
-            Verdict::Wait => self.refuse(connection, &request, Refusal::Busy, effects),
+            Verdict::Wait => self.refuse(&waiting, Refusal::Busy, effects),
             Verdict::Refuse(refusal) => {
-                if let Some(work) = work_of(&request, since) {
+                if let Some(work) = work_of(&waiting.request, waiting.since) {
                     self.stats.on_ended(now, work, Err(&refusal));
                 }
-                self.refuse(connection, &request, refusal, effects);
+                self.refuse(&waiting, refusal, effects);
             }
         }
     }
@@ -375,16 +385,15 @@ impl Node {
         &mut self,
         now: Time,
         slot: PgSlot,
-        connection: ConnectionId,
-        (since, request): (Time, Request),
+        scope: Scope,
+        waiting: Waiting,
         effects: &mut Vec<Effect>,
     ) {
-        let scope = self.scope_of(&request);
+        let Waiting { connection, since, bytes, request, .. } = waiting;
         let work = work_of(&request, since);
         self.budget.on_request();
         self.scrubbing.on_request();
         let Request { session, sequence, op, .. } = request;
-        let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
         let space_bytes = self.space_bytes(slot, &scope);
@@ -459,19 +468,14 @@ impl Node {
     }
 
     /// Refuses a request that has not started.
-    fn refuse(
-        &mut self,
-        connection: ConnectionId,
-        request: &Request,
-        refusal: Refusal,
-        effects: &mut Vec<Effect>,
-    ) {
-        self.requests.on_refusal(request);
-        if let Some(link) = self.sessions.connection(connection) {
+    fn refuse(&mut self, waiting: &Waiting, refusal: Refusal, effects: &mut Vec<Effect>) {
+        let Waiting { connection, request, .. } = waiting;
+        self.requests.on_refusal(waiting.bytes);
+        if let Some(link) = self.sessions.connection(*connection) {
             assert!(link.open_count > 0);
             link.open_count -= 1;
             let id = (request.session, request.sequence);
-            self.answer(connection, id, request.pg, Err(refusal), effects);
+            self.answer(*connection, id, request.pg, Err(refusal), effects);
         }
     }
 
@@ -549,7 +553,7 @@ impl Node {
     /// Refuses all requests that have not started, because the process ends.
     pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
-            self.refuse(waiting.connection, &waiting.request, Refusal::Busy, effects);
+            self.refuse(&waiting, Refusal::Busy, effects);
         }
     }
 }
