@@ -33,16 +33,18 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
             let value = disk_beside_raw(&path, size.0, commit.mode(), checked(load)?)?;
             print(format, &value);
         }
-        BenchCommand::Kv { op, records, batch, min_size, max_size } => {
+        BenchCommand::Kv { op, records, load, batch, min_size, max_size } => {
             let sizes = Sizes::of_values(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
-            let value = objects::run(&config, format, (op.into(), batch), &sizes, records)?;
+            let what = (op.into(), records, batch);
+            let value = objects::run(&config, format, what, &sizes, load)?;
             print_objects(format, &value);
         }
-        BenchCommand::Object { op, records, min_size, max_size } => {
+        BenchCommand::Object { op, records, load, min_size, max_size } => {
             let sizes = Sizes::of_objects(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
-            let value = objects::run(&config, format, (op.into(), 1), &sizes, records)?;
+            let what = (op.into(), records, 1);
+            let value = objects::run(&config, format, what, &sizes, load)?;
             print_objects(format, &value);
         }
         BenchCommand::Engine {

@@ -17,7 +17,7 @@ use base::Version;
 use base::hash::pg_of_hash;
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
-use objects::look::{LOOK_FIELDS_MAX, READ_VALUES_MAX};
+use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_VALUES_MAX};
 use objects::{
     LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, decode_answers, decode_pages,
     decode_results, group_operations, merge_pages,
@@ -34,6 +34,11 @@ use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
 
 /// How often a read of several parts begins again when the object was changed meanwhile.
 const READ_AGAIN_MAX: u32 = 8;
+
+/// The fewest bytes of a PG's page of a scan.
+const SCAN_SIZE_MIN: usize = 16 << 10;
+/// What the answer of a PG has besides the keys and values of its page, about, in bytes.
+const SCAN_FRAME_SIZE: usize = 10 * PAGE_COUNT_MAX;
 
 /// An open object pool; dropping it closes it.
 pub struct ObjectPool {
@@ -402,8 +407,29 @@ impl ObjectPool {
         let count_max = (share + share / 4 + 8).min(listing.count_max);
         let share = listing.size_max.div_ceil(pg_count as usize);
         let size_max = (share + share / 4 + 4096).min(listing.size_max);
-        let query =
-            NameQuery { listing: Listing { count_max, size_max, ..listing.clone() }, with_data };
+        let each = Listing { count_max, size_max, ..listing.clone() };
+        let pages = self.pages_of_all(NameQuery { listing: each, with_data }).await?;
+        Ok(merge_pages(pages, listing.count_max, listing.size_max))
+    }
+
+    /// Returns a page as [`ObjectPool::list`] does, of as many objects as one message of each OSD tells of: up to
+    /// some MiB. The limits of the listing do not count.
+    ///
+    /// Errors: `Invalid`, `Damaged`, `Ended`.
+    pub async fn scan(
+        &self,
+        listing: &Listing,
+        with_data: bool,
+    ) -> Result<Page<Listed>, ObjectError> {
+        let share = ANSWERS_SIZE_MAX / self.pool.pg_count as usize;
+        let size_max = share.saturating_sub(SCAN_FRAME_SIZE).clamp(SCAN_SIZE_MIN, PAGE_SIZE_MAX);
+        let each = Listing { count_max: PAGE_COUNT_MAX, size_max, ..listing.clone() };
+        let pages = self.pages_of_all(NameQuery { listing: each, with_data }).await?;
+        Ok(merge_pages(pages, usize::MAX, usize::MAX))
+    }
+
+    /// Asks all PGs for their pages: each OSD at once for those that it leads.
+    async fn pages_of_all(&self, query: NameQuery) -> Result<Vec<Page<Listed>>, ObjectError> {
         query.check().map_err(|why| ObjectError::Invalid { why })?;
         let wish = Wish::List {
             names: query.encode(),
@@ -417,7 +443,7 @@ impl ObjectPool {
             .into_iter()
             .map(|pg| self.begin_look(query.look(self.shards_of_pg(pg)).reads))
             .collect::<Result<_, _>>()?;
-        let mut pages = Vec::with_capacity(pg_count as usize);
+        let mut pages = Vec::with_capacity(self.pool.pg_count as usize);
         for bytes in answers {
             pages.extend(decode_pages(&bytes).ok_or_else(strange_answer)?);
         }
@@ -427,10 +453,10 @@ impl ObjectPool {
                 _ => return Err(strange_answer()),
             }
         }
-        if pages.len() != pg_count as usize {
-            return Err(strange_answer());
+        match pages.len() == self.pool.pg_count as usize {
+            true => Ok(pages),
+            false => Err(strange_answer()),
         }
-        Ok(merge_pages(pages, listing.count_max, listing.size_max))
     }
 }
 

@@ -225,9 +225,12 @@ fn span(since: Instant) -> Duration {
     Duration::from_nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Returns the bytes of the files in a directory.
+/// Returns the bytes of the files below a directory.
 fn size_of(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let sizes = entries.filter_map(|entry| entry.metadata().ok());
-    sizes.filter(|metadata| metadata.is_file()).map(|metadata| metadata.len()).sum()
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size_of(&entry.path()),
+        metadata => metadata.map_or(0, |metadata| metadata.len()),
+    };
+    entries.map(size).sum()
 }

@@ -85,11 +85,11 @@ impl From<ObjectOpArg> for ObjectOp {
 pub fn run(
     config: &Config,
     format: Format,
-    (kind, batch): (ObjectOp, u64),
+    (kind, count, batch): (ObjectOp, u64, u64),
     sizes: &Sizes,
     args: RecordArgs,
 ) -> Result<Value, Failure> {
-    let records = sizes.records(&args.prefix, args.records, args.incompressible)?;
+    let records = sizes.records(&args.prefix, count, args.incompressible)?;
     let is_random = matches!(kind, ObjectOp::Put | ObjectOp::Get);
     let time = args.seconds.map(|seconds| StdDuration::from_secs(u64::from(seconds)));
     let time = time.or(is_random.then_some(RANDOM_TIME));
@@ -97,7 +97,7 @@ pub fn run(
     let pool = open(config, format, &args.pool)?;
     let osds = osd_pids(config)?;
     let before = cpu_times(&osds);
-    let mut progress = Counter::new(format, "records", time.is_none().then_some(args.records));
+    let mut progress = Counter::new(format, "records", time.is_none().then_some(count));
     let measured = run_objects(&pool, &load, &mut |done| progress.set(done));
     drop(progress);
     let measured = measured.map_err(|error| list_failed(&error))?;

@@ -61,16 +61,19 @@ pub enum BenchCommand {
         /// Kind of load
         #[arg(long, value_enum, default_value = "fill")]
         op: KvOpArg,
+        /// Number of records that the load is spread over
+        #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        records: u64,
         #[command(flatten)]
-        records: RecordArgs,
+        load: RecordArgs,
         /// Records of one request of a fill
-        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         batch: u64,
         /// Smallest value
-        #[arg(long, default_value = "300B")]
+        #[arg(long, value_name = "SIZE", default_value = "300B")]
         min_size: Size,
         /// Largest value, up to 32KiB
-        #[arg(long, default_value = "900B")]
+        #[arg(long, value_name = "SIZE", default_value = "900B")]
         max_size: Size,
     },
     /// Measure objects in a pool end to end. Writes objects whose names begin with --prefix
@@ -81,13 +84,16 @@ pub enum BenchCommand {
         /// Kind of load
         #[arg(long, value_enum, default_value = "fill")]
         op: ObjectOpArg,
+        /// Number of objects that the load is spread over
+        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+        records: u64,
         #[command(flatten)]
-        records: RecordArgs,
+        load: RecordArgs,
         /// Smallest object
-        #[arg(long, default_value = "64KiB")]
+        #[arg(long, value_name = "SIZE", default_value = "64KiB")]
         min_size: Size,
         /// Largest object, up to 64MiB
-        #[arg(long, default_value = "1MiB")]
+        #[arg(long, value_name = "SIZE", default_value = "1MiB")]
         max_size: Size,
     },
     /// Measure the engine of objects alone, in a scratch directory: what a pool of objects is compared with
@@ -96,16 +102,16 @@ pub enum BenchCommand {
         /// Directory for the scratch directory, which is removed at the end
         path: PathBuf,
         /// Number of records
-        #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
         records: u64,
         /// Records of one write
-        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
         batch: u64,
         /// Smallest value
-        #[arg(long, default_value = "300B")]
+        #[arg(long, value_name = "SIZE", default_value = "300B")]
         min_size: Size,
         /// Largest value, up to 32KiB
-        #[arg(long, default_value = "900B")]
+        #[arg(long, value_name = "SIZE", default_value = "900B")]
         max_size: Size,
         /// Use random bytes, which cannot be compressed, instead of text
         #[arg(long)]
@@ -117,7 +123,7 @@ pub enum BenchCommand {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
         depth: u32,
         /// Memory of the engine's cache
-        #[arg(long, default_value = "64MiB")]
+        #[arg(long, value_name = "SIZE", default_value = "64MiB")]
         memory: Size,
         /// Duration of the random reads in seconds
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=86400))]
@@ -128,9 +134,6 @@ pub enum BenchCommand {
 /// Records of a load on a pool of objects.
 #[derive(Args)]
 pub struct RecordArgs {
-    /// Number of records that the load is spread over
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub records: u64,
     /// What their names begin with
     #[arg(long, default_value = "bench/")]
     pub prefix: String,

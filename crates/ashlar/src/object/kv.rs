@@ -10,6 +10,7 @@ use client::objects::{
 };
 use client::{Config, block_on};
 use cluster::message::Failure;
+use objects::listing::PAGE_COUNT_MAX;
 use objects::operation::INLINE_SIZE_MAX;
 use serde_json::{Value, json};
 
@@ -107,7 +108,11 @@ fn scan(
     let mut out = io::BufWriter::new(io::stdout().lock());
     let cannot = |error: io::Error| failure("io", format!("cannot write: {error}"), "");
     while left > 0 {
-        let page = block_on(pool.list(&listing, true)).map_err(|error| list_failed(&error))?;
+        let page = match left > PAGE_COUNT_MAX as u64 {
+            true => block_on(pool.scan(&listing, true)),
+            false => block_on(pool.list(&listing, true)),
+        };
+        let page = page.map_err(|error| list_failed(&error))?;
         for entry in page.entries {
             let PageEntry::Key(key, found) = entry else { continue };
             if left == 0 {

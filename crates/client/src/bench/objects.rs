@@ -291,7 +291,7 @@ async fn timed(
         }
         Work::Page(listing) => {
             let start = Instant::now();
-            let page = pool.list(&listing, load.kind == ObjectOp::Scan).await?;
+            let page = pool.scan(&listing, load.kind == ObjectOp::Scan).await?;
             let elapsed = start.elapsed();
             let mut done = Done::default();
             for entry in &page.entries {
