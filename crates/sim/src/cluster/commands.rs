@@ -209,6 +209,15 @@ impl World {
                     return None;
                 }
                 let shrink = *units < self.volumes[*volume].units;
+                if !shrink && self.volumes[*volume].awaits_deletion() {
+                    // The monitor refuses it until then. Other jobs go first: the tasks may wait for them.
+                    match self.volumes[*volume].life {
+                        Life::Gone => {}
+                        _ if self.operator.removes_all => {}
+                        _ => self.operator.jobs.extend([Job::AwaitTasks, job.clone()]),
+                    }
+                    return None;
+                }
                 if !shrink {
                     let now = self.moment();
                     self.volumes[*volume].grows(now);
@@ -417,8 +426,12 @@ impl World {
                     return Ok(());
                 }
                 let now = self.moment();
-                let gone = |volume: &&mut Volume| volume.life == Life::Gone;
-                self.volumes.iter_mut().filter(gone).for_each(|volume| volume.removed(now));
+                for volume in &mut self.volumes {
+                    volume.tasks_ended();
+                    if volume.life == Life::Gone {
+                        volume.removed(now);
+                    }
+                }
             }
             (Job::AwaitEmpty, Ok(answer)) => {
                 let rows = answer.as_array().ok_or_else(|| format!("osd ls: {answer}"))?;

@@ -108,6 +108,7 @@ impl World {
         }
         let withdrawal_count = self.watch.withdrawal_count;
         self.watch.has_refused_room = false;
+        self.watch.has_moved = false;
         let end = self.now + Duration::from_secs(9);
         for _ in 0..300 {
             self.ask_for_drill(attached)?;
@@ -124,9 +125,10 @@ impl World {
             world.clients[0].open.is_empty()
         })?;
         self.pass(Duration::from_secs(2))?;
-        // Members may also leave because copies move to other members, or because an OSD restarts after
-        // a PG had to continue without a learner whose disk was too full.
-        let is_judged = is_judged && !self.watch.has_refused_room;
+        // Members may also leave because copies move to other members: an OSD that a PG left while it was
+        // stalled begins anew, and its other PGs go on without it. Or because an OSD restarts after a PG had
+        // to continue without a learner whose disk was too full.
+        let is_judged = is_judged && !self.watch.has_refused_room && !self.watch.has_moved;
         if is_judged && self.watch.withdrawal_count > withdrawal_count {
             return Err("a member left while all disks hung, or one took three seconds".into());
         }

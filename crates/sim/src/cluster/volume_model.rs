@@ -43,8 +43,8 @@ pub struct Volume {
     number: u64,
     registers: BTreeMap<u64, History>,
     open: BTreeMap<ChangeId, Change>,
-    /// The size, in units, to which the volume was shrunk, until it grows again.
-    cut: Option<u64>,
+    /// The smallest size to which the volume was shrunk, until it grows again.
+    cut: Option<Cut>,
     seals: Vec<Seal>,
     /// The times at which the volume grew. Key: a piece; value: the moment at which all registers from
     /// that piece on started again with zeros.
@@ -87,6 +87,15 @@ pub enum Life {
     Live,
     /// The volume has been removed.
     Gone,
+}
+
+/// The part of a volume that was cut off.
+#[derive(Clone, Copy)]
+struct Cut {
+    first_unit: u64,
+    /// The task that deletes it has ended. Until then a primary that the monitor does not reach may still
+    /// serve a fenced session, and a request to grow the volume is refused.
+    is_deleted: bool,
 }
 
 /// When all PGs began to refuse old sessions: those of a removed volume, or those that were opened before a
@@ -215,15 +224,29 @@ impl Volume {
 
     /// Shrinks the volume to `first_unit` units: registers beyond no longer count.
     pub fn shrunk(&mut self, first_unit: u64) {
-        self.cut = Some(self.cut.map_or(first_unit, |cut| cut.min(first_unit)));
+        let before = self.cut.map_or(first_unit, |cut| cut.first_unit);
+        self.cut = Some(Cut { first_unit: before.min(first_unit), is_deleted: false });
         self.units = first_unit;
     }
 
-    /// Handles a request to grow the volume. By now, the part that was cut off must have been deleted,
-    /// and all sessions from before the cut must be fenced. Registers beyond the cut start again with
-    /// zeros.
+    /// Records that all tasks that were there have ended: what was cut off is deleted.
+    pub fn tasks_ended(&mut self) {
+        if let Some(cut) = &mut self.cut {
+            cut.is_deleted = true;
+        }
+    }
+
+    /// Returns whether the volume may not grow yet: the part that was cut off may not have been deleted.
+    pub fn awaits_deletion(&self) -> bool {
+        self.cut.is_some_and(|cut| !cut.is_deleted)
+    }
+
+    /// Handles a request to grow the volume. The part that was cut off has been deleted, and all sessions
+    /// from before the cut are fenced. Registers beyond the cut start again with zeros. Requires: the volume
+    /// does not await that deletion.
     pub fn grows(&mut self, now: Moment) {
-        let Some(first_unit) = self.cut.take() else { return };
+        let Some(Cut { first_unit, is_deleted }) = self.cut.take() else { return };
+        assert!(is_deleted);
         let first_piece = first_unit * PIECE_COUNT;
         let is_old = |(_, change): &(&ChangeId, &Change)| change.pieces.end > first_piece;
         let old: Vec<ChangeId> = self.open.iter().filter(is_old).map(|(id, _)| *id).collect();
@@ -325,7 +348,7 @@ impl Volume {
     /// Returns whether a read that was issued at `from` counts for a register. It does not if the
     /// register is cut off, or if the register was restarted or may have lost data since then.
     fn counts(&self, register: u64, from: Moment) -> bool {
-        let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
+        let is_cut = self.cut.is_some_and(|cut| register >= cut.first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
         let lost = self.pg_of(register).and_then(|pg| self.given_up.get(&pg));
         let may_be_lost =
@@ -446,6 +469,9 @@ mod tests {
             let old = bytes(&volume, 64, 8, 5);
             volume.read(64, &old, 3, 4).expect("its form is good");
             assert_eq!(volume.check(), Ok(()));
+            assert!(volume.awaits_deletion());
+            assert!(!volume.is_fenced(1, 16, 4), "the PGs need not know of the shrink yet");
+            volume.tasks_ended();
             volume.grows(5);
             volume.read(64, &[0; 4096], 6, 7).expect("its form is good");
             assert_eq!(volume.check(), Ok(()));

@@ -120,6 +120,8 @@ pub struct Watch {
     pub has_refused_room: bool,
     /// The number of epochs that began with fewer members than the PG had.
     pub withdrawal_count: u64,
+    /// A PG that had all its members got a learner: a member is to move.
+    pub has_moved: bool,
     /// Lease requests. Key: holder, giver and stamp; value: the time of the request on the holder's
     /// clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
@@ -213,6 +215,8 @@ impl Watch {
                     self.grants.entry_told(&entry);
                     ends_epoch = true;
                     self.withdrawal_count += u64::from(entry.acting_count() < before);
+                    let is_full = entry.acting_count() >= self.copies as usize;
+                    self.has_moved |= is_full && !entry.learners.is_empty();
                     self.changed_at = now;
                 }
                 self.entries.insert(entry.pg, entry);
