@@ -20,7 +20,7 @@
 //! @V   next       lost  ok    no     Damaged    block data that cannot be read: its units become damaged
 //! @W   next       lost  ok    no     Lost       a note or decisions (no block data) cannot be read: suspect
 //! @X   next       whole lost  no     Damaged    out-of-line data that cannot be read: damaged units
-//! @Z   next       bad    bad   no     Damaged    a later entry records this version as committed
+//! @Z   next       bad    bad   no     Damaged    an entry records this version as committed; no copy
 //! @N   (decided before)               Skip       an earlier recovery decided on a cut or a hole here
 //! @O   (decided before)               Drop       an earlier recovery dropped this entry
 //! @P   next       _      _     _      Drop       follows a dropped entry of its block or version of its PG

@@ -376,3 +376,47 @@ fn a_commit_takes_no_room_of_the_journal() {
     let bench = bench.crash();
     assert!(kept(&bench) >= before, "also after a start");
 }
+
+#[test]
+fn a_torn_copy_of_a_committed_version_damages_nothing() {
+    let settings = Settings { memory_bytes: 4 * MIB, ..settings() };
+    let (bench, base) = with_base(CommitMode::Fsync);
+    let mut bench = Bench::on(bench.off(), settings, 3);
+    bench.counter = base.counter;
+    bench.commit(base);
+    let version = bench.prepare_units(1, 0, 3, 200);
+    churn(&mut bench, 6 * MIB);
+    bench.store.parts_mut().wants_checkpoint = true;
+    bench.apply(crate::Event::Tick);
+    let place_of_copy = |bench: &Bench| {
+        let header = &bench.store.parts().blocks.prepared.get(&key(1), version).header;
+        header.flags.is_copy.then(|| bench.place(header.lsn))
+    };
+    let place = loop {
+        bench.submit();
+        if let Some(place) = place_of_copy(&bench)
+            && let Some(index) = bench.disk.find_write(|offset| offset == place)
+        {
+            // The copy is on the disk, and nothing records that.
+            let _ = bench.disk.end(index);
+            break place;
+        }
+        assert!(bench.step());
+    };
+    // The header of what follows records the commit.
+    bench.commit(version);
+    let skipped = bench.next_version();
+    let place_of_skip = bench.place(bench.tail());
+    bench.skip(skipped, false);
+    bench.submit();
+    let index = bench.disk.find_write(|offset| offset == place_of_skip);
+    let _ = bench.disk.end(index.expect("it is being written"));
+    let mut disk = bench.off();
+    disk.flip(place + 512 + UNIT_SIZE);
+    let mut bench = Bench::on(disk, Settings::default(), 3);
+    assert!(bench.rows().contains('B'), "{}", bench.rows());
+    assert_eq!(bench.store.first_lost(PG), None);
+    for unit in 0..3 {
+        bench.assert_as_of(AsOf::View, 1, unit, Some(200));
+    }
+}

@@ -169,10 +169,12 @@ impl Survey {
     }
 
     /// Whether the entry is a prepared version that some entry records as committed. A commit holds for all
-    /// members, whatever happened to the entry that records it.
+    /// members, whatever happened to the entry that records it. Not a copy: while that is not durable, recovery
+    /// reads the version itself.
     pub fn is_committed(&self, header: &EntryHeader) -> bool {
         let committed = header.pg.and_then(|pg| self.committed.get(&pg));
-        header.kind.is_prepared() && committed.is_some_and(|upto| header.version <= *upto)
+        let is_first = header.kind.is_prepared() && !header.flags.is_copy;
+        is_first && committed.is_some_and(|upto| header.version <= *upto)
     }
 
     /// Keeps the valid decisions: those in entries that no later recovery cut off. An entry that was cut off
