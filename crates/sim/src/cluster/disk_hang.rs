@@ -45,6 +45,9 @@ pub(super) struct Hang {
     said_since: Option<Time>,
     /// The current run of the OSD began after a hang: the disk must first prove that it answers.
     is_tried: bool,
+    /// The OSD stood still in the current hang. It does not count all of that time as the age of its operations,
+    /// so it may not notice the hang.
+    is_unseen: bool,
     /// An earlier hang was long enough for a report, and the OSD has not reported since that its disk works:
     /// it may have had no monitor until now.
     is_untold: bool,
@@ -103,8 +106,14 @@ impl Hang {
             }
             self.had_answered = now.since(self.answers_since) >= ANSWERED_MIN;
             self.since = now;
+            self.is_unseen = false;
         }
         self.until = self.until.max(now + span);
+    }
+
+    /// Records that the OSD stands still from now on. If the disk hangs, the OSD may not notice that.
+    pub(super) fn stands_still(&mut self, now: Time) {
+        self.is_unseen |= now < self.until;
     }
 
     /// Ends the hang: the disk answers from now on.
@@ -134,7 +143,7 @@ impl Hang {
             (None, true) => self.said_since = Some(now),
             (Some(_), false) => {
                 let answers = now.since(self.until);
-                let is_early = answers < ANSWERED_MIN && !self.had_answered;
+                let is_early = answers < ANSWERED_MIN && !self.had_answered && !self.is_unseen;
                 if self.is_tried && span > SEEN_MIN && is_early {
                     return Err(format!(
                         "counts as one whose disk answers, {answers:?} after it hung"
@@ -179,6 +188,21 @@ mod tests {
             }
             hang.begin(at(9_000), Duration::from_millis(500));
             assert_eq!(hang.judge(at(9_200), true).is_err(), says);
+        }
+    }
+
+    #[test]
+    fn an_osd_that_stood_still_in_a_hang_need_not_have_noticed_it() {
+        let at = |millis| Time::ZERO + Duration::from_millis(millis);
+        for stands_still_at in [None, Some(1_000), Some(5_000)] {
+            let mut hang = Hang::default();
+            hang.run_starts(true);
+            assert_eq!(hang.judge(at(50), true), Ok(()));
+            hang.begin(at(100), Duration::from_millis(4_000));
+            if let Some(millis) = stands_still_at {
+                hang.stands_still(at(millis));
+            }
+            assert_eq!(hang.judge(at(6_000), false).is_ok(), stands_still_at == Some(1_000));
         }
     }
 }

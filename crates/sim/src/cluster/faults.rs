@@ -148,8 +148,10 @@ impl World {
         self.trace.line(format_args!("{:?} {process:?} stands still for {span:?}", self.now));
         self.fault("process stood still");
         self.runs.freeze(process, self.now + span);
-        if let Process::Monitor(_) = process {
-            self.watch.monitor_stands_still(self.now + span);
+        match process {
+            Process::Monitor(_) => self.watch.monitor_stands_still(self.now + span),
+            Process::Osd(index) => self.osds[index].hang.stands_still(self.now),
+            Process::Client(_) | Process::Operator => {}
         }
     }
 

@@ -24,6 +24,9 @@ impl World {
     pub(super) fn hang(&mut self, index: usize, span: Duration) {
         let now = self.now;
         self.osds[index].hang.begin(now, span);
+        if self.runs.frozen_until(Process::Osd(index)).is_some() {
+            self.osds[index].hang.stands_still(now);
+        }
         self.trace.line(format_args!("{now:?} the disk of osd {index} hangs for {span:?}"));
         let is_long = self.hangs.note(span);
         self.fault(if is_long { "disk hung" } else { "disk took seconds" });
