@@ -331,6 +331,12 @@ impl Store {
         self.pending.waits_for_space()
     }
 
+    /// Returns how many bytes of the journal are kept for the engine, which does not have them durably.
+    pub fn engine_behind(&self) -> u64 {
+        let (low, parts) = (self.pending.low(), self.parts.as_ref());
+        low.zip(parts).map_or(0, |((low, _), parts)| parts.journal.tail().since(low))
+    }
+
     /// Returns how often the cache of values had what was asked for.
     pub fn value_cache(&self) -> ValueCacheFigures {
         self.value_cache.figures()

@@ -489,6 +489,16 @@ pub struct EngineReport {
     pub stall: String,
     /// Number of flushes and compactions that failed.
     pub background_errors: u64,
+    /// Whether something waits for space in the engine's file system.
+    pub waits_for_space: bool,
+    /// Bytes of the journal that are kept because the engine does not have all of them durably.
+    pub behind_bytes: u64,
+    /// Number of lookups of a record that the cache of values answered, without the engine.
+    pub value_hits: u64,
+    /// Number of lookups of a record that the engine answered.
+    pub value_misses: u64,
+    /// Bytes of the cache of values in use.
+    pub value_bytes: u64,
 }
 
 /// The records of a pool in an OSD's engine.

@@ -23,6 +23,7 @@ mod connections;
 mod copies;
 mod edit;
 mod election;
+mod engine_health;
 mod entries;
 mod executor;
 mod failure_detector;

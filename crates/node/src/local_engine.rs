@@ -140,7 +140,7 @@ impl LocalEngine {
     }
 
     /// Returns the engine's figures, as far as they have come.
-    pub(crate) fn report(&self) -> Option<EngineReport> {
+    pub(crate) fn report(&self, store: &Store) -> Option<EngineReport> {
         let Statistics {
             families,
             cache_size,
@@ -155,6 +155,7 @@ impl LocalEngine {
             Stall::Slowed(_) => "slowed",
             Stall::Stopped => "stopped",
         };
+        let values = store.value_cache();
         Some(EngineReport {
             families: families.iter().map(family_report).collect(),
             cache_bytes: *cache_size,
@@ -163,6 +164,11 @@ impl LocalEngine {
             cache_misses: *cache_miss_count,
             stall: stall.to_owned(),
             background_errors: *background_error_count,
+            waits_for_space: store.waits_for_engine_space(),
+            behind_bytes: store.engine_behind(),
+            value_hits: values.hit_count,
+            value_misses: values.miss_count,
+            value_bytes: values.used_bytes,
         })
     }
 }

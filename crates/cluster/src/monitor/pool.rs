@@ -13,7 +13,7 @@ use super::job::{Done, Plan};
 use super::planning::fingerprint;
 use super::{Monitor, failure};
 use crate::map::{FailureDomain, OBJECT_BLOCK_BYTES_MAX, Pool, PoolKind, SHARD_COUNT_MAX};
-use crate::message::{Command, Failure, ObjectOptions};
+use crate::message::{Command, Failure, FamilyReport, ObjectOptions};
 use crate::records::{
     CounterName, CounterRecord, Key, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
 };
@@ -227,11 +227,31 @@ impl Monitor {
     /// Returns a pool as shown by commands, with its space.
     pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
         let mut row = pool_row(&record.pool);
-        // OSDs do not report yet what objects use.
+        // Of objects, OSDs report what their records take.
         let used = self.used_bytes(Table::Pool, record.pool.id.get());
         row["used_bytes"] = (!record.pool.has_objects()).then_some(used).into();
+        if let Some(records) = self.records_of(record.pool.id) {
+            row["records"] = records;
+        }
         row["available_bytes"] = record.pool.scheme.usable_bytes(self.free_bytes()).into();
         row
+    }
+
+    /// Returns what the records of a pool of objects take in the engines of all OSDs, all copies together.
+    fn records_of(&self, pool: PoolId) -> Option<serde_json::Value> {
+        let reports = self.osds.values().filter_map(|live| live.current_report()?.engine.as_ref());
+        let families = reports.flat_map(|engine| &engine.families);
+        let families: Vec<_> = families.filter(|family| family.pool == pool).collect();
+        let sum = |of: fn(&FamilyReport) -> u64| {
+            families.iter().map(|family| of(family)).fold(0, u64::saturating_add)
+        };
+        (!families.is_empty()).then(|| {
+            serde_json::json!({
+                "count": sum(|family| family.records),
+                "disk_bytes": sum(|family| family.disk_bytes),
+                "compaction_bytes_left": sum(|family| family.compaction_bytes_left),
+            })
+        })
     }
 
     /// Returns the free bytes on all OSDs for which PGs are planned, according to their last reports.

@@ -9,6 +9,7 @@ use format::wire::PgEntry;
 use serde_json::{Value, json};
 
 use super::Monitor;
+use super::engine_health::engine_checks;
 use super::query::PgState;
 use super::remedy::{self, start_hint};
 use super::scrub::ScrubTally;
@@ -27,7 +28,7 @@ const MEDIA_ERRORS_WARN: u64 = 10;
 
 /// The severity of a check; later variants are worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Severity {
+pub(super) enum Severity {
     Info,
     Warn,
     Error,
@@ -44,11 +45,11 @@ impl Severity {
 }
 
 /// A finding that an operator should know.
-struct Check {
-    code: &'static str,
-    severity: Severity,
-    message: String,
-    hint: Cow<'static, str>,
+pub(super) struct Check {
+    pub(super) code: &'static str,
+    pub(super) severity: Severity,
+    pub(super) message: String,
+    pub(super) hint: Cow<'static, str>,
 }
 
 /// Whether a list has reached four fifths of its limit, so that the operator should act.
@@ -446,6 +447,7 @@ impl Monitor {
             }
             if let Some(report) = live.current_report() {
                 self.check_report(osd, report, checks);
+                checks.extend(engine_checks(osd, report));
                 self.check_disk(osd, report, now.since(heard), checks);
             }
         }

@@ -224,6 +224,7 @@ fn reports_have_the_figures_of_the_engine() {
     let report = last_report(&rig).engine.expect("it has an engine");
     let families: Vec<_> = report.families.iter().map(|it| (it.pool, it.compression)).collect();
     assert_eq!((families, report.stall.as_str()), (vec![(POOL, COMPRESSION)], "none"));
+    assert!(!report.waits_for_space);
     let mut rig = Rig::serving();
     rig.advance(Duration::from_secs(3));
     assert_eq!(last_report(&rig).engine, None);

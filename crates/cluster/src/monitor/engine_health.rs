@@ -1,0 +1,98 @@
+//! What is wrong with engines, as OSDs report it.
+
+use base::OsdId;
+
+use super::status::{Check, Severity};
+use crate::message::OsdReport;
+
+/// Returns what is wrong with the engine of this OSD.
+pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
+    let Some(engine) = &report.engine else { return Vec::new() };
+    let mut checks = Vec::new();
+    let mut add = |code, severity, message, hint: &'static str| {
+        checks.push(Check { code, severity, message, hint: hint.into() });
+    };
+    if engine.waits_for_space {
+        add(
+            "engine_full",
+            Severity::Error,
+            format!("the file system with the records of objects of {osd} is full"),
+            "make space in it, or remove objects: nothing is lost, but changes of objects wait, and later \
+             all writes of this OSD",
+        );
+    }
+    if engine.stall == "stopped" {
+        add(
+            "engine_stopped",
+            Severity::Warn,
+            format!("the engine of {osd} takes no records until its compactions have caught up"),
+            "if it stays so, its file system is too slow: use a faster disk for `--objects`",
+        );
+    }
+    if engine.background_errors > 0 {
+        add(
+            "engine_errors",
+            Severity::Warn,
+            format!(
+                "{} flushes or compactions of the engine of {osd} have failed since it started",
+                engine.background_errors
+            ),
+            "check the space of its file system, its disk's health and the host's kernel log",
+        );
+    }
+    let damaged = engine.families.iter().filter(|family| family.damaged);
+    let damaged: Vec<String> = damaged.map(|family| family.pool.to_string()).collect();
+    if !damaged.is_empty() {
+        add(
+            "engine_damaged",
+            Severity::Error,
+            format!("records on {osd} are damaged, in pool {}", damaged.join(", ")),
+            "they are not compacted any more: move the data of this OSD elsewhere with `ashlar osd out`, \
+             then create it again",
+        );
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use base::PoolId;
+    use format::engine::Compression;
+
+    use super::*;
+    use crate::message::{EngineReport, FamilyReport};
+
+    #[test]
+    fn what_is_wrong_with_an_engine_is_named_and_nothing_else() {
+        let codes = |engine: Option<EngineReport>| {
+            let report = OsdReport { engine, ..OsdReport::default() };
+            let checks = engine_checks(OsdId::FIRST, &report);
+            checks.iter().map(|check| check.code).collect::<Vec<_>>()
+        };
+        assert_eq!(codes(None), Vec::<&str>::new());
+        let family = FamilyReport {
+            pool: PoolId::FIRST,
+            compression: Compression::None,
+            disk_bytes: 1,
+            memory_bytes: 1,
+            records: 1,
+            compaction_bytes_left: 1,
+            damaged: false,
+        };
+        let sound = EngineReport {
+            families: vec![family.clone()],
+            stall: "slowed".into(),
+            ..EngineReport::default()
+        };
+        assert_eq!(codes(Some(sound)), Vec::<&str>::new());
+        let bad = EngineReport {
+            families: vec![FamilyReport { damaged: true, ..family }],
+            stall: "stopped".into(),
+            background_errors: 2,
+            waits_for_space: true,
+            ..EngineReport::default()
+        };
+        let all = ["engine_full", "engine_stopped", "engine_errors", "engine_damaged"];
+        assert_eq!(codes(Some(bad)), all);
+    }
+}
