@@ -86,6 +86,10 @@ pub enum Bug {
     RepeatClosedEarly,
     /// PG: a read of objects is answered before all members have the versions that it shows.
     ReadShowsUnacknowledged,
+    /// PG: an object of which a learner has only a part is taken for whole, as its head has the right version.
+    HalfCopiedObjectServed,
+    /// PG: batches pass the gate while what they change is read for a learner's page.
+    PageOvertakesMutation,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.

@@ -303,10 +303,13 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::ParityDelta { .. }
         | PeerBody::Forward { .. }
         | PeerBody::Batch { .. }
+        | PeerBody::Page { .. }
+        | PeerBody::ListHeads { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::Draining
         | PeerBody::State(_)
         | PeerBody::Listed { .. }
+        | PeerBody::Headed { .. }
         | PeerBody::Fetched { .. }
         | PeerBody::Repaired { .. }
         | PeerBody::Activated

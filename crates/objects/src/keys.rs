@@ -290,6 +290,46 @@ pub fn records_range(
     ([&prefix, from].concat(), end)
 }
 
+/// Returns the range of the keys of all heads of a shard: the first key, and the first one behind them.
+pub fn heads_range(shard: Shard) -> (Vec<u8>, Vec<u8>) {
+    kinds_range(shard, HEAD, HEAD)
+}
+
+/// Returns the range of the keys of all repeats of a shard.
+pub fn repeats_range(shard: Shard) -> (Vec<u8>, Vec<u8>) {
+    kinds_range(shard, REPEAT, REPEAT)
+}
+
+/// Returns the range of the keys by which a member says which objects of a shard are incomplete.
+pub fn incomplete_range(shard: Shard) -> (Vec<u8>, Vec<u8>) {
+    kinds_range(shard, INCOMPLETE, INCOMPLETE)
+}
+
+/// Returns the range of all keys of a shard that are not a member's own.
+pub fn shared_range(shard: Shard) -> (Vec<u8>, Vec<u8>) {
+    kinds_range(shard, HEAD, REPEAT)
+}
+
+/// Returns the range of all keys of these shards, whatever they are. Requires: `first <= last`.
+pub fn shards_range(first: Shard, last: Shard) -> (Vec<u8>, Vec<u8>) {
+    assert!(first <= last);
+    let end = match last.0.checked_add(1) {
+        Some(next) => number_bytes::<2>(u64::from(next)).to_vec(),
+        // No kind has this number.
+        None => vec![u8::MAX; HEADER_SIZE],
+    };
+    (number_bytes::<2>(u64::from(first.0)).to_vec(), end)
+}
+
+fn kinds_range(shard: Shard, first: u8, last: u8) -> (Vec<u8>, Vec<u8>) {
+    let of = |kind: u8| {
+        let mut bytes = number_bytes::<2>(u64::from(shard.0)).to_vec();
+        bytes.push(kind);
+        bytes
+    };
+    (of(first), of(last + 1))
+}
+
 /// Returns what the keys of all heads of a shard begin with; the name of the object is the rest.
 pub fn heads_prefix(shard: Shard) -> Vec<u8> {
     let mut bytes = number_bytes::<2>(u64::from(shard.0)).to_vec();
@@ -389,6 +429,34 @@ mod tests {
 
     fn hex(key: &Key) -> String {
         key.encode().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn ranges_have_the_keys_of_their_kinds_and_of_no_other() {
+        for shard in [0, 0x0102, u16::MAX].map(Shard::new) {
+            let name = name(&[0xff; 3]);
+            let kinds = [
+                Kind::Head { name: name.clone() },
+                Kind::Attribute { name: name.clone(), attribute: vec![0xff] },
+                Kind::Record { name: name.clone(), key: vec![0xff] },
+                Kind::Repeat { session: SessionId::new(u64::MAX), number: u64::MAX },
+                Kind::Incomplete { name },
+                Kind::Log(LogKey::REACH),
+            ];
+            let ranges = [
+                (heads_range(shard), 0..1),
+                (shared_range(shard), 0..4),
+                (repeats_range(shard), 3..4),
+                (incomplete_range(shard), 4..5),
+                (shards_range(shard, shard), 0..6),
+            ];
+            for ((start, end), has) in ranges {
+                for (index, kind) in kinds.iter().enumerate() {
+                    let key = Key { shard, kind: kind.clone() }.encode();
+                    assert_eq!((&start..&end).contains(&&key), has.contains(&index), "{kind:?}");
+                }
+            }
+        }
     }
 
     #[test]

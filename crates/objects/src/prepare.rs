@@ -387,6 +387,11 @@ impl Run {
         }
     }
 
+    /// Returns the objects that the run knows: all that it changes, and perhaps others.
+    pub fn names(&self) -> impl Iterator<Item = &Name> {
+        self.objects.keys()
+    }
+
     /// Returns the number of operations that have a version.
     pub fn count(&self) -> u32 {
         self.count

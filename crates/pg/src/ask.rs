@@ -49,6 +49,10 @@ pub enum Asked {
     FillList { learner: usize },
     /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
+    /// In pools of objects: a list of a learner's keys.
+    Heads,
+    /// In pools of objects: a page of a learner's backfill.
+    Page { bytes: u64 },
     /// A request to make a learner's cursor durable.
     Progress,
     /// A request to make everything sent so far durable.

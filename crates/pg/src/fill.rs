@@ -36,15 +36,15 @@ impl Pg {
     /// Begins to fill a learner, if it has reported its state and the PG may fill learners now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let (floor, stripes) = (self.floor_of_fills(), self.stripes());
-        let (is_filling, is_of_objects) = (self.may_copy(), self.shape.objects.is_some());
+        let is_of_objects = self.shape.objects.is_some();
+        let is_filling = self.may_copy();
         let is_short = stripes.is_some() && self.serving == Serving::Filling;
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
             return;
         };
-        // Learners of pools of objects are not filled yet.
-        if !is_filling || is_of_objects {
+        if !is_filling {
             return;
         }
         if is_short && state.committed > lead.adopted {
@@ -60,6 +60,11 @@ impl Pg {
         let lead = self.lead();
         let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
         let (mut filling, end) = judge(&lead.history, state, floor);
+        if is_of_objects {
+            // What the learner holds beyond its end has versions that are not passed.
+            let filling = self.object_filling(filling);
+            return self.admit(index, filling, actions);
+        }
         if filling.listing && filling.cursor.is_none() {
             list_all(&mut filling);
         }
@@ -141,6 +146,9 @@ impl Pg {
         };
         let filler = Filler::new(filling, crossing, listers, stripes.is_none());
         lead.peers[index].filler = Some(filler);
+        if self.shape.objects.is_some() {
+            self.begin_object_fill(index);
+        }
         if stripes.is_none() {
             self.write_targets.add_learner(index);
         }
@@ -155,6 +163,7 @@ impl Pg {
     /// Drops a learner whose connection is lost or that cannot continue.
     pub(crate) fn forget_learner(&mut self, index: usize, actions: &mut Vec<Action>) {
         self.write_targets.remove_learner(index);
+        self.forget_object_fill(index);
         let lead = self.lead();
         lead.asks.forget(index);
         let peer = &mut lead.peers[index];
@@ -259,7 +268,9 @@ impl Pg {
             filler.cross(crossing);
             self.write_targets.add_learner(index);
         }
-        self.begin_phase(index, Phase::Before);
+        if self.shape.objects.is_none() {
+            self.begin_phase(index, Phase::Before);
+        }
         self.pump(actions);
         Ok(())
     }
@@ -307,6 +318,9 @@ impl Pg {
     pub(crate) fn pump(&mut self, actions: &mut Vec<Action>) {
         if !self.may_copy() {
             return;
+        }
+        if self.shape.objects.is_some() {
+            return self.pump_objects(actions);
         }
         let lead = self.lead();
         for index in lead.acting.count()..lead.peers.len() {
@@ -366,6 +380,9 @@ impl Pg {
         (blocks, is_last): (Vec<ListedBlock>, bool),
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        if self.shape.objects.is_some() {
+            return self.on_object_blocks(index, true, (blocks, is_last), actions);
+        }
         let Some(filler) = self.filler(index) else { return Ok(()) };
         filler.on_own_page(lister, blocks, is_last)?;
         self.pump(actions);
@@ -380,6 +397,9 @@ impl Pg {
         is_last: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        if self.shape.objects.is_some() {
+            return self.on_object_blocks(index, false, (blocks, is_last), actions);
+        }
         let Some(filler) = self.filler(index) else { return Ok(()) };
         filler.on_learner_page(blocks, is_last)?;
         self.pump(actions);
@@ -437,7 +457,12 @@ impl Pg {
         }
     }
 
-    fn send_progress(&mut self, index: usize, complete: Version, actions: &mut Vec<Action>) {
+    pub(crate) fn send_progress(
+        &mut self,
+        index: usize,
+        complete: Version,
+        actions: &mut Vec<Action>,
+    ) {
         let floor = self.floor_of_fills();
         let Some(filler) = self.filler(index) else { return };
         let filling = filler.begin_progress();
@@ -446,8 +471,11 @@ impl Pg {
     }
 
     /// Binds a learner that has everything: from now on no write is acknowledged without it.
-    fn bind(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let order = self.queue.order_next();
+    pub(crate) fn bind(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let order = match self.shape.objects {
+            Some(_) => self.objects.order_next(),
+            None => self.queue.order_next(),
+        };
         let Some(filler) = self.filler(index) else { return };
         filler.bind(order);
         if !planted::on(Bug::MarkWithoutBoundLearner) {
@@ -476,13 +504,14 @@ impl Pg {
     /// Reports complete learners, once all writes that were begun before they were bound have ended: nobody
     /// checked whether the learner had room for those writes.
     pub(crate) fn report_complete(&mut self, actions: &mut Vec<Action>) {
-        let Pg { lead, queue, serving, .. } = self;
+        let Pg { lead, queue, serving, objects, .. } = self;
         let is_filling = matches!(serving, Serving::Active | Serving::Filling);
         let Some(lead) = lead.as_mut().filter(|_| is_filling) else { return };
         for index in lead.unreported.iter() {
             let peer = &lead.peers[index];
             let Some(filler) = &peer.filler else { continue };
-            if !queue.has_change_before(filler.bound_at()) {
+            let order = filler.bound_at();
+            if !queue.has_change_before(order) && !objects.has_open_before(order) {
                 actions.push(Action::Need(Need::Complete(peer.member)));
                 lead.unreported.take(index);
             }

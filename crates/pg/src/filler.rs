@@ -165,6 +165,34 @@ impl Filler {
         self.is_begun && !self.is_bound
     }
 
+    /// Returns how far the filling has got, without the keys that are copied whole.
+    pub fn filling(&self) -> &Filling {
+        &self.filling
+    }
+
+    /// Notes that all up to a key is at the learner, which has everything up to a version there.
+    pub fn pass(&mut self, cursor: Option<BlockKey>, since: Version) {
+        (self.filling.cursor, self.filling.since) = (cursor, since);
+    }
+
+    /// Returns whether the learner is making its progress durable.
+    pub fn is_progressing(&self) -> bool {
+        self.progress_is_open
+    }
+
+    /// Notes that so many bytes are durable at the learner.
+    pub fn on_copied(&mut self, bytes: u64) {
+        self.done_bytes += bytes;
+    }
+
+    /// Clients wait until the learner has answered what was sent to it.
+    pub fn await_answers(&mut self) {
+        let unanswered = &mut self.unanswered;
+        if !unanswered.is_awaited && !unanswered.writes.is_empty() {
+            (unanswered.is_awaited, unanswered.is_stuck) = (true, false);
+        }
+    }
+
     /// Returns the bytes copied in this epoch.
     pub fn done_bytes(&self) -> u64 {
         self.done_bytes

@@ -896,6 +896,10 @@ impl Pg {
             Call::WantedUnits { turn, index } => {
                 self.on_wanted_units(turn, index, result, actions);
             }
+            Call::FillHeads { learner } => self.on_fill_heads(learner, result, actions),
+            Call::PageRecords { learner } => self.on_page_records(learner, result, actions),
+            Call::PageBlock { learner, at } => self.on_page_block(learner, at, result, actions),
+            Call::PeerHeads { call } => self.on_peer_heads(call, result, actions),
             Call::Examine(slot) => self.on_examined(slot, result, actions),
             Call::Fetch(slot) => self.on_fetched(slot, result, actions),
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),

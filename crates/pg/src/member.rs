@@ -217,6 +217,12 @@ impl Pg {
             (PeerBody::Batch { after, version, mark, content }, FollowStage::Active) => {
                 self.on_batch((after, version, mark), content, actions)
             }
+            (PeerBody::Page { call, version, part, content }, FollowStage::Active) => {
+                self.on_page((call, version), part, content, actions)
+            }
+            (PeerBody::ListHeads { call, from, before }, FollowStage::Active) => {
+                self.on_list_heads(call, (from, before), actions)
+            }
             (PeerBody::Mark { mark, revision }, FollowStage::Active) => {
                 self.check_version(mark)?;
                 let follow = self.follow();

@@ -9,6 +9,7 @@
 //! | what a member does with a batch | `member`, with `batch` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
+//! | how a learner is brought to what the primary has | `fill`, with `walk` and `page` |
 //!
 //! ```text
 //!   operation ─▶ Queue ─▶ turn: prepared, with reads ─▶ gate ─▶ versions, sent to all ─▶ acknowledged ─▶ replies
@@ -23,11 +24,14 @@
 //!   3. Nothing of a turn is answered before the turn ends: answers may show what its other operations change.
 
 pub(crate) mod batch;
+mod fill;
 mod member;
 pub(crate) mod mutate;
+mod page;
 mod read;
 pub(crate) mod repeats;
 mod replicate;
+mod walk;
 mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,6 +42,7 @@ use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
 use base::{SessionId, Version};
 use format::wire::{Op, Payload, Refusal};
 
+use fill::Fill;
 use mutate::{Done, Mutation, Preparing};
 use read::Looking;
 use repeats::{Sender, Sessions};
@@ -66,6 +71,8 @@ pub(crate) struct Objects {
     in_flight_size: RunSize,
     /// Up to which version each member has answered.
     counted: BTreeMap<usize, Version>,
+    /// Learners that are being filled, by their indices.
+    fills: BTreeMap<usize, Fill>,
     sessions: Sessions,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
@@ -76,6 +83,21 @@ impl Objects {
     fn next_number(&mut self) -> u64 {
         self.number_last += 1;
         self.number_last
+    }
+
+    /// Returns the place of the next operation among all.
+    pub fn order_next(&self) -> u64 {
+        self.number_last + 1
+    }
+
+    /// Returns whether a mutation has not ended that came before this place.
+    pub fn has_open_before(&self, order: u64) -> bool {
+        let done = self.turns.values().map(|turn| &turn.done);
+        let done = done.chain(self.gate.iter().map(|gated| &gated.done));
+        let mut done = done.chain(self.in_flight.iter().map(|batch| &batch.done)).flatten();
+        let is_waiting =
+            self.mutations.first_key_value().is_some_and(|(number, _)| *number < order);
+        is_waiting || done.any(|done| done.number < order)
     }
 
     /// Returns how many reads wait for their turn, or have it.
@@ -157,7 +179,7 @@ impl Pg {
         self.shape.objects.expect("the pool has objects")
     }
 
-    /// Prepares turns and sends batches until all wait for something. If the epoch has ended, what is not
+    /// Prepares turns, sends batches and fills learners until all wait for something. If the epoch has ended, what is not
     /// sent is answered when the next one begins.
     pub(crate) fn pump_objects(&mut self, actions: &mut Vec<Action>) {
         while self.serving == Serving::Active
@@ -166,6 +188,8 @@ impl Pg {
             self.prepare(turn, actions);
         }
         self.pass_gate(actions);
+        self.pump_fills(actions);
+        self.report_complete(actions);
     }
 
     /// Refuses operations that wait for their turn, or are not prepared in it yet, and for which `judge`

@@ -225,14 +225,12 @@ impl Pg {
     }
 
     /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
-    /// has a prefix of the PG's versions, so those with the same last one have the same.
+    /// has a prefix of the PG's versions, so those with the same last one have the same. What a member held
+    /// before it was filled says nothing.
     fn judge_objects(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
-        let (adopted, is_alone) = (lead.highest_complete(), lead.acting.count() == 1);
-        let is_same = lead
-            .acting_states()
-            .all(|state| state.complete == adopted && (is_alone || state.held <= adopted));
-        if is_same {
+        let adopted = lead.highest_complete();
+        if lead.acting_states().all(|state| state.complete == adopted) {
             return self.activate(actions);
         }
         let why = "acting members have different last versions, and a pool of objects cannot bring them \
@@ -254,11 +252,11 @@ impl Pg {
         if !matches!(self.serving, Serving::Asking | Serving::Filling) {
             return;
         }
-        if self.shape.objects.is_some() {
-            // Learners of pools of objects are not filled yet.
+        let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
+        if self.shape.objects.is_some() && lead.is_known() {
+            // No member is lost: what they state cannot be brought together yet.
             return;
         }
-        let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
         let (count, epoch) = (lead.acting.count(), entry.epoch);
         if lead.lacks_holders {
             return self.go_on_without_holders(absence, actions);
@@ -339,6 +337,8 @@ impl Pg {
         // durable. A record written as a learner proves nothing: it may come from a primary that had lost
         // some writes.
         let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
+        // A batch of objects is answered only when it is durable.
+        let is_immediate = is_immediate || self.shape.objects.is_some();
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let state = lead.peers[lead.me].state.as_ref();
         // An OSD that never activated the PG, or lost its record, has no record of what was acknowledged.
@@ -353,7 +353,8 @@ impl Pg {
     /// lost, or why one of the learners is not filled; for people.
     pub fn fill_hindrance(&self) -> Option<&str> {
         let is_short = matches!(self.serving, Serving::Asking | Serving::Filling);
-        let lead = self.lead.as_ref().filter(|_| is_short)?;
+        let is_stuck = self.serving == Serving::Active && self.shape.objects.is_some();
+        let lead = self.lead.as_ref().filter(|_| is_short || is_stuck)?;
         lead.hindrance.as_deref()
     }
 
@@ -604,7 +605,8 @@ impl Pg {
         self.syncs = Syncs::new(adopted.counter);
         self.write_targets = WriteTargets::of_acting(acting);
         self.serving = Serving::Active;
-        self.lead().mark_told = adopted;
+        let lead = self.lead();
+        (lead.mark_told, lead.hindrance) = (adopted, None);
         self.begin_stripes(adopted);
         self.owed.settle();
         actions.push(Action::Activated);
@@ -701,9 +703,16 @@ impl Pg {
                     Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
                     Asked::Forward { slot } => self.on_forwarded_by(index, slot, actions),
                     Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
+                    Asked::Page { bytes } => self.on_page_kept(index, bytes, actions),
                     _ => return Err("an unsolicited repair".into()),
                 }
                 Ok(())
+            }
+            PeerBody::Headed { call, heads, is_last } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Heads => self.on_headed(index, &heads, is_last, actions),
+                    _ => Err("a list of keys that was not requested".into()),
+                }
             }
             PeerBody::Noted { call } => match self.lead().asks.answered(index, call)? {
                 Asked::Progress => {

@@ -30,6 +30,14 @@ pub enum Call {
     LookBlock { number: u64, index: usize },
     /// Units of a block that an operation on objects needs.
     WantedUnits { turn: TurnId, index: usize },
+    /// In pools of objects: keys of this OSD, for the backfill of a learner.
+    FillHeads { learner: usize },
+    /// In pools of objects: records that a page brings to a learner.
+    PageRecords { learner: usize },
+    /// In pools of objects: a block that a page brings to a learner.
+    PageBlock { learner: usize, at: usize },
+    /// In pools of objects: a list of keys that the primary asked for. `call`: the number of its request.
+    PeerHeads { call: u32 },
     /// Version and allocation of a block that is about to change.
     Examine(WriteSlot),
     /// Data of a read that has no older layers.
@@ -146,6 +154,10 @@ impl Call {
             | Call::Flush { .. }
             | Call::Ending(_) => true,
             Call::Examine(_)
+            | Call::FillHeads { .. }
+            | Call::PageRecords { .. }
+            | Call::PageBlock { .. }
+            | Call::PeerHeads { .. }
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
             | Call::LookRecords { .. }

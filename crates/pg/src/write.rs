@@ -307,6 +307,9 @@ impl Pg {
             if !durable {
                 return Err("a batch was answered before it was durable".into());
             }
+            if !self.lead().acting.has(index) {
+                self.on_learner_has(index, version, actions);
+            }
             self.count_batch(index, version, actions);
             return Ok(());
         }

@@ -172,13 +172,14 @@ impl Body {
             && self.units_size() <= UNITS_SIZE_MAX
     }
 
-    /// Whether a batch of this PG and block size can travel with this body: its blocks have no places yet,
-    /// and all their data is behind the body.
-    pub fn is_sendable(&self, pg: PgId, block_size: BlockSize) -> bool {
+    /// Whether a batch or page of this PG and block size can travel with this body: its blocks have no places
+    /// yet, and all their data is behind the body.
+    pub fn is_sendable(&self, kind: EntryKind, pg: PgId, block_size: BlockSize) -> bool {
         let is_placeless = |block: &BlockChange| {
             let is_known = match block.action {
                 BlockAction::Units | BlockAction::Zeros | BlockAction::Gone => true,
-                BlockAction::UnitsAtPlace | BlockAction::Damaged => false,
+                BlockAction::Damaged => kind == EntryKind::Page,
+                BlockAction::UnitsAtPlace => false,
             };
             is_known && block.location == LOCATION_NONE
         };

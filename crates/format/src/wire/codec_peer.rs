@@ -12,11 +12,12 @@ use base::{
 
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
+use super::payload::Payload;
 use super::peer::{
     Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling,
     HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
-    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX,
-    SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage, RECORD_KEY_SIZE_MAX,
+    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 use super::pg_entry::Member;
 use crate::disk::BlockKey;
@@ -59,6 +60,14 @@ const BODY_KEEP: u8 = 45;
 const BODY_TRIED: u8 = 46;
 const BODY_PART_BEHIND: u8 = 47;
 const BODY_BATCH: u8 = 50;
+const BODY_PAGE: u8 = 51;
+const BODY_LIST_HEADS: u8 = 57;
+const BODY_HEADED: u8 = 58;
+
+const PART_WHOLE: u8 = 0;
+const PART_FIRST: u8 = 1;
+const PART_MIDDLE: u8 = 2;
+const PART_LAST: u8 = 3;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -99,7 +108,10 @@ pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
             Content::Gone | Content::Tombstone { .. } => None,
         },
         PeerBody::Write { change: Change::Write { data, .. }, .. } => Some(data.clone()),
-        PeerBody::Batch { content, .. } => Some(content.data.clone()),
+        PeerBody::Batch { content, .. } | PeerBody::Page { content, .. } => {
+            Some(content.data.clone())
+        }
+        PeerBody::Headed { heads, .. } => heads.data(),
         _ => None,
     }
 }
@@ -264,13 +276,56 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_bool(bytes, *is_done);
         }
         PeerBody::Batch { after, version, mark, content } => {
-            content.check().expect("batches of our own are sound");
             bytes.push(BODY_BATCH);
             for version in [after, version, mark] {
                 put_version(bytes, *version);
             }
-            put_u32(bytes, content.body_length);
-            put_checksums(bytes, &[content.body_checksum]);
+            put_batch_content(bytes, content);
+        }
+        PeerBody::Page { call, version, part, content } => {
+            put_call(bytes, BODY_PAGE, *call);
+            put_version(bytes, *version);
+            put_page_part(bytes, part);
+            put_batch_content(bytes, content);
+        }
+        PeerBody::ListHeads { call, from, before } => {
+            assert!(from < before);
+            put_call(bytes, BODY_LIST_HEADS, *call);
+            put_record_key(bytes, from);
+            put_record_key(bytes, before);
+        }
+        PeerBody::Headed { call, heads, is_last } => {
+            put_call(bytes, BODY_HEADED, *call);
+            put_bool(bytes, *is_last);
+            heads.encode(bytes);
+        }
+    }
+}
+
+fn put_batch_content(bytes: &mut Vec<u8>, content: &BatchContent) {
+    content.check().expect("batches of our own are sound");
+    put_u32(bytes, content.body_length);
+    put_checksums(bytes, &[content.body_checksum]);
+}
+
+fn put_record_key(bytes: &mut Vec<u8>, key: &[u8]) {
+    assert!((1..=RECORD_KEY_SIZE_MAX).contains(&key.len()));
+    put_u16(bytes, key.len() as u16);
+    bytes.extend_from_slice(key);
+}
+
+fn put_page_part(bytes: &mut Vec<u8>, part: &PagePart) {
+    match part {
+        PagePart::Whole => bytes.push(PART_WHOLE),
+        PagePart::First { name, version } => {
+            bytes.push(PART_FIRST);
+            put_record_key(bytes, name);
+            put_version(bytes, *version);
+        }
+        PagePart::Middle => bytes.push(PART_MIDDLE),
+        PagePart::Last { name } => {
+            bytes.push(PART_LAST);
+            put_record_key(bytes, name);
         }
     }
 }
@@ -401,6 +456,24 @@ fn decode_body(
             mark: reader.version()?,
             content: reader.batch_content(payload)?,
         },
+        BODY_PAGE => PeerBody::Page {
+            call: reader.u32()?,
+            version: reader.version()?,
+            part: reader.page_part()?,
+            content: reader.batch_content(payload)?,
+        },
+        BODY_LIST_HEADS => {
+            let call = reader.u32()?;
+            let (from, before) = (reader.record_key()?, reader.record_key()?);
+            match from < before {
+                true => PeerBody::ListHeads { call, from, before },
+                false => return wrong("a range of keys that is empty"),
+            }
+        }
+        BODY_HEADED => {
+            let (call, is_last) = (reader.u32()?, reader.bool()?);
+            PeerBody::Headed { call, heads: Payload::decode(reader, payload)?, is_last }
+        }
         tag => {
             return wrong(format!("unknown peer message type {tag}"));
         }
@@ -763,6 +836,24 @@ impl Reader<'_> {
             Ok(()) => Ok(content),
             Err(why) => wrong(why),
         }
+    }
+
+    fn record_key(&mut self) -> Result<Vec<u8>, DecodeError> {
+        let length = usize::from(self.u16()?);
+        match (1..=RECORD_KEY_SIZE_MAX).contains(&length) {
+            true => Ok(self.take(length)?.to_vec()),
+            false => wrong(format!("a key of {length} bytes")),
+        }
+    }
+
+    fn page_part(&mut self) -> Result<PagePart, DecodeError> {
+        Ok(match self.u8()? {
+            PART_WHOLE => PagePart::Whole,
+            PART_FIRST => PagePart::First { name: self.record_key()?, version: self.version()? },
+            PART_MIDDLE => PagePart::Middle,
+            PART_LAST => PagePart::Last { name: self.record_key()? },
+            tag => return wrong(format!("unknown part of an object {tag}")),
+        })
     }
 
     fn digest(&mut self) -> Result<Digest, DecodeError> {

@@ -11,11 +11,14 @@ use base::{
     BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Position, UNIT_SIZE, Version,
 };
 
-use super::payload::padded;
+use super::payload::{Payload, padded};
 use super::pg_entry::Member;
 use super::pg_entry::PgEntry;
 use crate::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, UnitSet, table_rows, table_size};
+use crate::engine::KEY_SIZE_MAX;
 
+/// Longest key of a record in a peer message, in bytes: the longest that an engine takes.
+pub const RECORD_KEY_SIZE_MAX: usize = KEY_SIZE_MAX;
 /// Longest data of blocks in one batch of an object pool, in bytes.
 pub const BATCH_UNITS_SIZE_MAX: usize = 3 << 20;
 /// Maximum number of blocks in one [`PeerBody::Listed`].
@@ -370,6 +373,57 @@ pub enum PeerBody {
         mark: Version,
         /// What the batch changes.
         content: BatchContent,
+    },
+    /// Primary, in object pools: these ranges become this. Answered by [`PeerBody::Repaired`] when durable.
+    Page {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The mark: the content shows nothing above it.
+        version: Version,
+        /// Whether the page is one of several that bring an object.
+        part: PagePart,
+        /// What the ranges become: each is deleted, then gets its records. Its blocks have the versions that
+        /// they have at the primary.
+        content: BatchContent,
+    },
+    /// Primary, in object pools: list what you hold in this range of keys of one shard.
+    ListHeads {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The first key of the range: 1 to [`RECORD_KEY_SIZE_MAX`] bytes.
+        from: Vec<u8>,
+        /// The first key behind the range, which is not empty.
+        before: Vec<u8>,
+    },
+    /// Member: keys of the range in order, from its first one on, each with its version.
+    Headed {
+        /// Copied from the request.
+        call: u32,
+        /// The keys, encoded.
+        heads: Payload,
+        /// Whether these are the last ones of the range.
+        is_last: bool,
+    },
+}
+
+/// What a page is of an object that takes several.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PagePart {
+    /// It has all that it concerns.
+    Whole,
+    /// The first one: from now on the object is incomplete.
+    First {
+        /// The name of the object: 1 to [`RECORD_KEY_SIZE_MAX`] bytes.
+        name: Vec<u8>,
+        /// The version that the object had at the primary.
+        version: Version,
+    },
+    /// One between the first one and the last one.
+    Middle,
+    /// The last one: the object is not incomplete any more.
+    Last {
+        /// As in `First`.
+        name: Vec<u8>,
     },
 }
 

@@ -5,8 +5,8 @@ use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
     EngineState, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage,
-    ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage,
-    REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage,
+    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -74,6 +74,21 @@ fn batch(body_length: usize, units: usize) -> PeerBody {
         mark: version_of(299),
         content,
     }
+}
+
+/// Returns a page with a body of this size, and so many units of data behind it.
+fn page(part: PagePart, body_length: usize, units: usize) -> PeerBody {
+    let PeerBody::Batch { content, .. } = batch(body_length, units) else { panic!("a batch") };
+    PeerBody::Page { call: 15, version: version_of(299), part, content }
+}
+
+fn list_heads(from: &[u8], before: &[u8]) -> PeerBody {
+    PeerBody::ListHeads { call: 16, from: from.to_vec(), before: before.to_vec() }
+}
+
+fn headed(heads: &[u8], is_last: bool) -> PeerBody {
+    let heads = Payload::new(heads, &base::BufferPool::default());
+    PeerBody::Headed { call: 16, heads, is_last }
 }
 
 fn with_table(mut content: Content) -> Content {
@@ -191,6 +206,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     let delta = PeerBody::Delta { version, key, part: part_index, content };
     let content = with_table(block(0b111, 0b101));
     let forward = PeerBody::Forward { call: 5, key, content, replaces: version_of(299) };
+    let first = PagePart::First { name: b"name".to_vec(), version: version_of(298) };
     let full = data(2);
     let lost = PgId { pool: pool(), number: 0x1e };
     let granted = |lost| LeaseMessage::Granted {
@@ -283,6 +299,13 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-keep", peer(PeerBody::Keep { call: 14, note: b"{}".to_vec() })),
         ("peer-tried", peer(PeerBody::Tried { call: 14, is_done: true })),
         ("peer-batch", peer(batch(5000, 1))),
+        ("peer-page", peer(page(PagePart::Whole, 300, 1))),
+        ("peer-page-first", peer(page(first, 300, 0))),
+        ("peer-page-middle", peer(page(PagePart::Middle, 300, 0))),
+        ("peer-page-last", peer(page(PagePart::Last { name: b"name".to_vec() }, 300, 0))),
+        ("peer-list-heads", peer(list_heads(&[0, 4, 0x10], &[0, 4, 0x11]))),
+        ("peer-headed", peer(headed(b"what a member holds", true))),
+        ("peer-headed-none", peer(headed(b"", true))),
         (
             "lease-renew",
             lease(LeaseMessage::Renew {
@@ -569,6 +592,27 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(call, note)| PeerBody::Keep { call, note }),
         (any::<u32>(), any::<bool>()).prop_map(|(call, is_done)| PeerBody::Tried { call, is_done }),
         (1..10_000usize, 0..3usize).prop_map(|(length, units)| batch(length, units)),
+        (any_page_part(), 1..10_000usize, 0..3usize)
+            .prop_map(|(part, length, units)| page(part, length, units)),
+        (any_record_key(), any_record_key())
+            .prop_filter("a range", |(from, before)| from < before)
+            .prop_map(|(from, before)| list_heads(&from, &before)),
+        (vec(any::<u8>(), 0..9000), any::<bool>())
+            .prop_map(|(heads, is_last)| headed(&heads, is_last)),
+    ]
+}
+
+fn any_record_key() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![vec(any::<u8>(), 1..40), vec(any::<u8>(), RECORD_KEY_SIZE_MAX)]
+}
+
+fn any_page_part() -> impl Strategy<Value = PagePart> {
+    prop_oneof![
+        Just(PagePart::Whole),
+        (any_record_key(), any_version())
+            .prop_map(|(name, version)| PagePart::First { name, version }),
+        Just(PagePart::Middle),
+        any_record_key().prop_map(|name| PagePart::Last { name }),
     ]
 }
 
@@ -755,6 +799,17 @@ fn batches_are_as_long_as_their_body_at_least_and_no_longer_than_one_can_be() {
     let message = peer(batch(BODY_SIZE_MAX, BATCH_UNITS_SIZE_MAX / UNIT));
     let length = (BODY_SIZE_MAX as u32 - UNIT as u32).to_le_bytes();
     assert!(forged(&message, at, &length).unwrap_err().0.contains("too long"));
+}
+
+#[test]
+fn ranges_of_keys_are_not_empty_and_keys_are_no_longer_than_an_engine_takes() {
+    let message = peer(list_heads(b"abc", b"abd"));
+    let (first, second) = (FIELDS + 4, FIELDS + 4 + 2 + 3);
+    assert!(forged(&message, second + 2, b"abc").unwrap_err().0.contains("empty"));
+    for length in [0u16, RECORD_KEY_SIZE_MAX as u16 + 1] {
+        let error = forged(&message, first, &length.to_le_bytes()).unwrap_err();
+        assert!(error.0.contains(&format!("a key of {length} bytes")), "{error}");
+    }
 }
 
 #[test]

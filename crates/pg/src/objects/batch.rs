@@ -6,7 +6,7 @@
 
 use ::objects::Prepared;
 use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum, crc32c};
-use format::disk::{BlockChange, Body};
+use format::disk::{BlockChange, Body, EntryKind};
 use format::engine::Change;
 use format::wire::BatchContent;
 
@@ -26,29 +26,56 @@ pub fn encode(
     let Prepared { records, blocks, .. } = prepared;
     let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
     let body = Body { records, blocks, note: None };
+    let content = pack(&body, &units, block_size, buffers);
+    let units_from = (content.body_length as usize).next_multiple_of(UNIT_SIZE as usize);
+    let changes = split(body, &content.data, units_from);
+    (content, changes)
+}
+
+/// Returns a page as it travels: changes of records, and of blocks with the data of their units.
+pub fn content_of(
+    records: Vec<Change>,
+    blocks: Vec<(BlockChange, Vec<u8>)>,
+    block_size: BlockSize,
+    buffers: &BufferPool,
+) -> BatchContent {
+    let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
+    pack(&Body { records, blocks, note: None }, &units, block_size, buffers)
+}
+
+fn pack(
+    body: &Body,
+    units: &[Vec<u8>],
+    block_size: BlockSize,
+    buffers: &BufferPool,
+) -> BatchContent {
     let bytes = body.to_bytes(block_size);
     let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
     let mut data = buffers.take_zeroed(units_from + units.iter().map(Vec::len).sum::<usize>());
     data[..bytes.len()].copy_from_slice(&bytes);
     let mut at = units_from;
     for units in units {
-        data[at..at + units.len()].copy_from_slice(&units);
+        data[at..at + units.len()].copy_from_slice(units);
         at += units.len();
     }
     let (body_length, body_checksum) = (bytes.len() as u32, crc32c(&bytes));
-    let content = BatchContent { body_length, body_checksum, data: data.freeze() };
-    let changes = split(body, &content.data, units_from);
-    (content, changes)
+    BatchContent { body_length, body_checksum, data: data.freeze() }
 }
 
-/// Returns what a batch of this PG that a peer sent changes; the error says what is wrong with it.
-pub fn decode(content: BatchContent, pg: PgId, block_size: BlockSize) -> Result<Changes, String> {
+/// Returns what a batch or page of this PG that a peer sent changes; the error says what is wrong with it.
+pub fn decode(
+    content: BatchContent,
+    kind: EntryKind,
+    pg: PgId,
+    block_size: BlockSize,
+) -> Result<Changes, String> {
     let BatchContent { body_length, body_checksum, data } = content;
     let bytes = &data[..body_length as usize];
     if crc32c(bytes) != body_checksum {
         return Err("a batch whose body does not match its checksum".into());
     }
-    let body = Body::of_bytes(bytes, pg, block_size).filter(|it| it.is_sendable(pg, block_size));
+    let body = Body::of_bytes(bytes, pg, block_size);
+    let body = body.filter(|body| body.is_sendable(kind, pg, block_size));
     let body = body.ok_or("a batch whose body is none that a batch can have")?;
     let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
     if data.len() != units_from + body.units_size() {

@@ -1,15 +1,22 @@
-//! Batches at a member.
+//! Batches and pages at a member, and what it says of its keys.
 //!
 //! Invariants
 //!   1. A member takes exactly the next batch, and only with keys and blocks of the PG.
+//!   2. Only a learner takes pages. What is a member's own is in no page: it makes the mark of an incomplete
+//!      object itself, in the same entry.
 
-use ::objects::{Key, Kind, Shard};
+use ::objects::keys::{shards_range, shared_range};
+use ::objects::{Key, Kind, Name, Shard};
 use base::Version;
-use blockstore::{Batch as StoreBatch, Request as StoreRequest};
-use format::engine::Change;
-use format::wire::BatchContent;
+use blockstore::{Answer, Batch as StoreBatch, Page, Request as StoreRequest, StoreError};
+use format::disk::EntryKind;
+use format::disk::bytes::Writer;
+use format::engine::{Answer as Found, Change};
+use format::wire::{BatchContent, PagePart, Payload, PeerBody};
 
 use super::batch;
+use super::fill::heads_query;
+use super::walk::{encode_list, list_records};
 use crate::store_calls::Call;
 use crate::versions::next_version;
 use crate::{Action, Pg};
@@ -33,7 +40,7 @@ impl Pg {
         }
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let first = next_version(after, self.epoch());
-        let changes = batch::decode(content, pg, block_size)?;
+        let changes = batch::decode(content, EntryKind::Batch, pg, block_size)?;
         changes.records.iter().try_for_each(|change| self.check_record(change))?;
         for (change, _) in &changes.blocks {
             self.shape.check_key(change.key)?;
@@ -47,6 +54,111 @@ impl Pg {
         let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
         self.call(Call::Taken { order, first, version }, StoreRequest::Batch(batch), actions);
         Ok(())
+    }
+
+    /// Handles a page from the primary, for this learner.
+    pub(crate) fn on_page(
+        &mut self,
+        (call, version): (u32, Version),
+        part: PagePart,
+        content: BatchContent,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if self.shape.objects.is_none() || !self.follow().is_learner() {
+            return Err("a page for a member that is no learner of a pool of objects".into());
+        }
+        self.check_version(version)?;
+        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let changes = batch::decode(content, EntryKind::Page, pg, block_size)?;
+        let batch::Changes { mut records, blocks } = changes;
+        records.iter().try_for_each(|change| self.check_page_record(change))?;
+        for (change, _) in &blocks {
+            self.shape.check_key(change.key)?;
+            self.check_version(change.version)?;
+        }
+        records.extend(self.incomplete_mark(part)?);
+        self.local_state.on_fill(version, false);
+        let order = self.begin_taken();
+        let page = StoreRequest::Page(Page { pg, block_size, version, records, blocks });
+        self.call(Call::PeerRepair { order, call }, page, actions);
+        Ok(())
+    }
+
+    /// Returns the change of this member's own records that goes with a page.
+    fn incomplete_mark(&self, part: PagePart) -> Result<Option<Change>, String> {
+        let key = |name: &[u8]| {
+            let name = Name::new(name).ok_or("an object whose name is too long")?;
+            let shard = Shard::of_hash(name.hash(), self.pool_shape().shard_count);
+            match self.shards().contains(&shard) {
+                true => Ok(Key { shard, kind: Kind::Incomplete { name } }.encode()),
+                false => Err("an object that is not the PG's".to_owned()),
+            }
+        };
+        Ok(match part {
+            PagePart::Whole | PagePart::Middle => None,
+            PagePart::First { name, version } => {
+                let mut value = Writer::default();
+                value.version(version);
+                Some(Change::Put { key: key(&name)?, value: value.bytes })
+            }
+            PagePart::Last { name } => Some(Change::Delete { key: key(&name)? }),
+        })
+    }
+
+    /// Checks that a change of records by a page is one of this PG, and none of what is a member's own.
+    fn check_page_record(&self, change: &Change) -> Result<(), String> {
+        let Change::DeleteRange { start, end } = change else {
+            return self.check_record(change);
+        };
+        let is_of_pg = start.len() >= KIND_PREFIX_SIZE && {
+            let shard = Shard::of_key(start);
+            let shared = shared_range(shard);
+            self.shards().contains(&shard) && shared.0 <= *start && *end <= shared.1
+        };
+        match is_of_pg {
+            true => Ok(()),
+            false => Err("a page with a range that is not the PG's".into()),
+        }
+    }
+
+    /// Handles the primary's request for a list of keys.
+    pub(crate) fn on_list_heads(
+        &mut self,
+        call: u32,
+        (from, before): (Vec<u8>, Vec<u8>),
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if self.shape.objects.is_none() {
+            return Err("a list of keys in a pool of blocks".into());
+        }
+        let shards = self.shards();
+        let all = shards_range(*shards.start(), *shards.end());
+        if from.len() < KIND_PREFIX_SIZE || from < all.0 || before > all.1 {
+            return Err("a list of keys that are not the PG's".into());
+        }
+        let query = heads_query(from, before, self.shape.limits.list_count_max);
+        let queries = vec![query];
+        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
+        self.call(Call::PeerHeads { call }, request, actions);
+        Ok(())
+    }
+
+    /// Sends the primary a list of keys.
+    pub(crate) fn on_peer_heads(
+        &mut self,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let found = match result {
+            Ok(Answer::Records { answers, .. }) => answers.into_iter().next(),
+            _ => None,
+        };
+        let Some(Found::Records { records, more }) = found else {
+            return self.cannot_follow("the store cannot read its records", actions);
+        };
+        let heads = Payload::new(&encode_list(&list_records(&records)), &self.buffers);
+        self.answer(PeerBody::Headed { call, heads, is_last: !more }, actions);
     }
 
     /// Checks that a change of records is one of this PG, and none of what is a member's own.

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use ::objects::queue::{Footprint, Turn, TurnId};
+use ::objects::queue::{Footprint as Place, Turn, TurnId};
 use ::objects::{
     Applied, DataId, Name, Operation, OperationRefusal, Repeat, Run, Shard, Stamp, Stop,
     encode_results,
@@ -21,6 +21,7 @@ use blockstore::BlockKey;
 use format::engine::Change;
 use format::wire::{ListedBlock, Outcome, Refusal};
 
+use super::page::Footprint;
 use super::repeats::Sender;
 use super::replicate::Gated;
 use super::wanted::Wanted;
@@ -61,6 +62,8 @@ pub struct Preparing {
 pub struct Done {
     pub ticket: Ticket,
     pub sender: Sender,
+    /// Its number in the queue.
+    pub number: u64,
     /// The shard of its first object: its repeat is there.
     shard: Shard,
     result: Result<Answered, Refused>,
@@ -147,7 +150,7 @@ impl Pg {
         }
         let now = self.time_of_day_ms;
         let number = self.objects.next_number();
-        let footprint = Footprint::Changes(names_of(&operation));
+        let footprint = Place::Changes(names_of(&operation));
         let is_unsure = sender.again && !planted::on(Bug::RepeatExecuted);
         let is_blind = operation.is_blind_put() && !is_unsure;
         let put = is_blind.then(|| operation.objects[0].name.clone());
@@ -172,15 +175,15 @@ impl Pg {
         let Some(mutation) = self.objects.mutations.get(&number) else { return };
         let name = mutation.operation.objects[0].name.clone();
         let footprint = match blocks.first() {
-            Some(block) if block.key.hash == name.hash() => Footprint::Changes([name].into()),
-            _ => Footprint::BlindPut(name),
+            Some(block) if block.key.hash == name.hash() => Place::Changes([name].into()),
+            _ => Place::BlindPut(name),
         };
         self.take_place(number, footprint, actions);
     }
 
     /// Gives an operation its place in the queue, and begins it if it has its turn.
-    fn take_place(&mut self, number: u64, footprint: Footprint, actions: &mut Vec<Action>) {
-        let is_blind = matches!(footprint, Footprint::BlindPut(_));
+    fn take_place(&mut self, number: u64, footprint: Place, actions: &mut Vec<Action>) {
+        let is_blind = matches!(footprint, Place::BlindPut(_));
         if let Some(turn) = self.objects.queue.add(number, footprint) {
             self.begin_turn(turn, is_blind);
             self.pump_objects(actions);
@@ -228,7 +231,7 @@ impl Pg {
                 continue;
             };
             let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
-            let done = |result| Done { ticket: *ticket, sender: *sender, shard, result };
+            let done = |result| Done { ticket: *ticket, sender: *sender, number, shard, result };
             if *is_unsure {
                 return self.want_repeat(id, actions);
             }
@@ -275,7 +278,7 @@ impl Pg {
         let result = Err(Refused::ByStore(refusal));
         turn.done.extend(mutation.map(|Mutation { ticket, sender, operation, .. }| {
             let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
-            Done { ticket, sender, shard, result }
+            Done { ticket, sender, number, shard, result }
         }));
     }
 
@@ -290,7 +293,12 @@ impl Pg {
         if is_taken {
             done.iter_mut().for_each(|done| done.result = Err(Refused::ByStore(Refusal::Busy)));
         } else if run.count() > 0 {
-            return self.objects.gate.push_back(Gated { turn: id, run, done });
+            let kept = done.iter().filter_map(Done::kept);
+            let footprint = Footprint {
+                hashes: run.names().map(Name::hash).collect(),
+                repeats: kept.map(|(_, shard)| shard).collect(),
+            };
+            return self.objects.gate.push_back(Gated { turn: id, run, done, footprint });
         }
         self.answer_done(done, None, actions);
         self.end_turn(id, actions);
@@ -367,7 +375,7 @@ fn draw(epoch: Epoch, count: &mut u64) -> DataId {
 }
 
 /// Returns the key before this one. `None`: there is none in the pool.
-fn before(key: BlockKey) -> Option<BlockKey> {
+pub fn before(key: BlockKey) -> Option<BlockKey> {
     let (hash, image, stripe) = (key.hash, key.image.get(), key.stripe.get());
     let last = u32::MAX;
     let (hash, image, stripe) = match (stripe, image) {

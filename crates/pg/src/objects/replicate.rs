@@ -14,6 +14,7 @@ use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreErro
 use format::wire::{PeerBody, Refusal};
 
 use super::mutate::Done;
+use super::page::Footprint;
 use super::{Objects, batch};
 use crate::store_calls::Call;
 use crate::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
@@ -23,6 +24,7 @@ pub struct Gated {
     pub turn: TurnId,
     pub run: Run,
     pub done: Vec<Done>,
+    pub footprint: Footprint,
 }
 
 /// A batch that not all members have.
@@ -35,22 +37,33 @@ pub struct Batch {
     /// Members that have not answered.
     missing: MemberSet,
     size: RunSize,
+    pub footprint: Footprint,
     pub touched: BTreeMap<Shard, Touched>,
 }
 
 impl Pg {
-    /// Gives versions to what was prepared, as far as all in flight would fit one entry.
+    /// Gives versions to what was prepared, as far as all in flight would fit one entry. What a page stops
+    /// stops only what follows it in the same object.
     pub(super) fn pass_gate(&mut self, actions: &mut Vec<Action>) {
+        let (mut at, mut stopped) = (0, Footprint::default());
         while self.serving == Serving::Active
             && !self.holds_versions
-            && let Some(gated) = self.objects.gate.front()
+            && !self.is_gate_held()
+            && let Some(gated) = self.objects.gate.get(at)
         {
+            let footprint = &gated.footprint;
+            if self.is_stopped_by_fills(footprint) || !stopped.hashes.is_disjoint(&footprint.hashes)
+            {
+                stopped.hashes.extend(&footprint.hashes);
+                at += 1;
+                continue;
+            }
             let mut size = gated.run.size();
             size += self.objects.in_flight_size;
             if !self.objects.in_flight.is_empty() && size.check().is_err() {
                 return;
             }
-            let gated = self.objects.gate.pop_front().expect("it was just found");
+            let gated = self.objects.gate.remove(at).expect("it was just found");
             self.send_batch(gated, actions);
         }
     }
@@ -87,7 +100,7 @@ impl Pg {
     /// Gives a batch its versions, and hands it to every member: to the others by message, in version order,
     /// and to this OSD's store.
     fn send_batch(&mut self, gated: Gated, actions: &mut Vec<Action>) {
-        let Gated { turn, run, done } = gated;
+        let Gated { turn, run, done, footprint } = gated;
         let (epoch, mark, after) = (self.epoch(), self.mark(), self.versions.newest());
         assert!(mark <= after);
         let size = run.size();
@@ -107,12 +120,15 @@ impl Pg {
         let (content, changes) = batch::encode(prepared, block_size, &self.buffers);
         let lead = self.lead();
         lead.mark_told = mark;
-        let me = lead.me;
+        let (me, acting) = (lead.me, lead.acting);
         for index in missing.iter().filter(|index| *index != me) {
+            if !acting.has(index) {
+                self.on_sent_to_learner(index, version, content.data.len() as u64);
+            }
             let body = PeerBody::Batch { after, version, mark, content: content.clone() };
             self.send(index, body, actions);
         }
-        let batch = Batch { turn, done, first, version, missing, size, touched };
+        let batch = Batch { turn, done, first, version, missing, size, footprint, touched };
         self.tell_looks(&batch);
         self.objects.in_flight_size += size;
         self.objects.in_flight.push_back(batch);

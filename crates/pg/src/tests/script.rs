@@ -303,6 +303,9 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Recalled { .. } => "Recalled".into(),
         PeerBody::Keep { .. } => "Keep".into(),
         PeerBody::Batch { version, mark, .. } => format!("Batch: {version}, mark {mark}"),
+        PeerBody::Page { version, .. } => format!("Page: mark {version}"),
+        PeerBody::ListHeads { .. } => "ListHeads".into(),
+        PeerBody::Headed { .. } => "Headed".into(),
         PeerBody::Tried { is_done, .. } => if *is_done { "Tried" } else { "Tried: no room" }.into(),
     }
 }

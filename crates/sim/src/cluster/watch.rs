@@ -372,7 +372,10 @@ impl Watch {
             | PeerBody::PartBehind { .. }
             | PeerBody::ParityLost { .. }
             | PeerBody::Forward { .. }
-            | PeerBody::Batch { .. } => {}
+            | PeerBody::Batch { .. }
+            | PeerBody::Page { .. }
+            | PeerBody::ListHeads { .. }
+            | PeerBody::Headed { .. } => {}
         }
         Ok(())
     }

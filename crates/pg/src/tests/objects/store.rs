@@ -7,18 +7,26 @@ use ::objects::model::{Model, Models};
 use ::objects::{Head, HeadContent, Key, Kind};
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Version};
-use blockstore::{Answer, Batch, BlockKey, PgFacts, Request, StoreError};
-use format::disk::{BlockAction, UnitSet};
+use blockstore::{Answer, BlockKey, Page, PgFacts, Request, StoreError};
+use format::disk::{BlockAction, BlockChange, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
 use format::wire::{Content, ListedBlock};
 
 use super::super::{BLOCK_SIZE, UNIT, UNITS};
 use crate::CallId;
 
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Block {
     version: Version,
     units: BTreeMap<u32, Vec<u8>>,
+}
+
+/// What a store keeps.
+struct Kept {
+    records: BTreeMap<Vec<u8>, Vec<u8>>,
+    blocks: BTreeMap<BlockKey, Block>,
+    note: Option<Vec<u8>>,
+    last: Version,
 }
 
 #[derive(Default)]
@@ -31,9 +39,13 @@ pub struct Store {
     pub durable: Version,
     /// Changes without an answer, in order, each with its version, if it has one.
     changes: VecDeque<(CallId, Option<Version>)>,
+    /// Whether a crash takes changes without an answer.
+    pub is_fragile: bool,
+    /// What the store had before each of `changes`, if a crash may take them.
+    before: VecDeque<Kept>,
     reads: Vec<(CallId, Request)>,
-    /// Batches that wait for room, in order.
-    waiting: VecDeque<(CallId, Batch)>,
+    /// Batches and pages that wait for room, in order.
+    waiting: VecDeque<(CallId, Request)>,
     /// Whether batches are refused.
     pub is_full: bool,
     refused: VecDeque<CallId>,
@@ -53,10 +65,17 @@ impl Store {
 
     /// Takes a request. `has_room`: a batch need not wait, unless another one does.
     pub fn ask(&mut self, call: CallId, request: Request, has_room: bool) {
+        let is_change =
+            matches!(request, Request::Batch(_) | Request::Page(_) | Request::Note { .. });
+        if is_change && (!has_room || !self.waiting.is_empty()) {
+            return self.waiting.push_back((call, request));
+        }
+        let kept = self.is_fragile.then(|| self.kept());
         let version = match request {
             Request::Batch(_) if self.is_full => return self.refused.push_back(call),
-            Request::Batch(batch) if !has_room || !self.waiting.is_empty() => {
-                return self.waiting.push_back((call, batch));
+            Request::Page(Page { records, blocks, .. }) => {
+                self.apply(records, blocks);
+                None
             }
             Request::Batch(batch) => {
                 let is_next = batch.after == self.last || self.last.epoch < batch.version.epoch;
@@ -67,7 +86,7 @@ impl Store {
                     self.last
                 );
                 self.last = batch.version;
-                self.apply(batch);
+                self.apply(batch.records, batch.blocks);
                 Some(self.last)
             }
             Request::Note { bytes, .. } => {
@@ -77,11 +96,41 @@ impl Store {
             Request::SetFloor { .. } | Request::Sync => None,
             request => return self.reads.push((call, request)),
         };
+        self.before.extend(kept);
         self.changes.push_back((call, version));
     }
 
-    fn apply(&mut self, batch: Batch) {
-        for change in batch.records {
+    fn kept(&self) -> Kept {
+        let (records, blocks) = (self.records.clone(), self.blocks.clone());
+        Kept { records, blocks, note: self.note.clone(), last: self.last }
+    }
+
+    /// The process dies: of the changes without an answer so many stay.
+    pub fn crash(&mut self, stay_count: usize) {
+        if let Some(Kept { records, blocks, note, last }) = self.before.drain(..).nth(stay_count) {
+            (self.records, self.blocks, self.note, self.last) = (records, blocks, note, last);
+        }
+        self.changes.clear();
+        self.reads.clear();
+        self.waiting.clear();
+        self.refused.clear();
+    }
+
+    /// Returns how many changes have no answer.
+    pub fn change_count(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Panics unless both stores have the same records and blocks.
+    pub fn assert_equals(&self, other: &Store) {
+        let keys = |store: &Store| store.records.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(self), keys(other));
+        assert!(self.records == other.records, "a record differs");
+        assert_eq!(self.blocks, other.blocks);
+    }
+
+    fn apply(&mut self, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) {
+        for change in records {
             match change {
                 Change::Put { key, value } => {
                     self.records.insert(key, value);
@@ -94,7 +143,7 @@ impl Store {
                 }
             }
         }
-        for (change, data) in batch.blocks {
+        for (change, data) in blocks {
             if change.action == BlockAction::Gone {
                 self.blocks.remove(&change.key);
                 continue;
@@ -115,9 +164,9 @@ impl Store {
 
     /// Lets the oldest batch that waits for room go on. Returns whether there was one.
     pub fn make_room(&mut self) -> bool {
-        let Some((call, batch)) = self.waiting.pop_front() else { return false };
+        let Some((call, request)) = self.waiting.pop_front() else { return false };
         let rest = std::mem::take(&mut self.waiting);
-        self.ask(call, Request::Batch(batch), true);
+        self.ask(call, request, true);
         self.waiting = rest;
         true
     }
@@ -141,6 +190,7 @@ impl Store {
         }
         if at == self.reads.len() {
             let (call, version) = self.changes.pop_front().unwrap();
+            self.before.pop_front();
             self.durable = version.unwrap_or(self.durable);
             return (call, Ok(Answer::Durable));
         }
@@ -209,10 +259,21 @@ impl Store {
         }
     }
 
-    /// Returns the first block after a key, if there is one.
-    pub fn block_after(&self, after: Option<BlockKey>) -> Option<ListedBlock> {
-        let (key, block) = self.blocks.iter().find(|(key, _)| Some(**key) > after)?;
-        Some(ListedBlock { key: *key, version: block.version, is_tombstone: false })
+    /// Returns the first blocks after a key.
+    pub fn blocks_after(&self, after: Option<BlockKey>, count_max: usize) -> Vec<ListedBlock> {
+        let behind = self.blocks.iter().filter(|(key, _)| Some(**key) > after);
+        let listed = |(key, block): (&BlockKey, &Block)| ListedBlock {
+            key: *key,
+            version: block.version,
+            is_tombstone: false,
+        };
+        behind.map(listed).take(count_max).collect()
+    }
+
+    /// Returns the number of objects that are incomplete.
+    pub fn incomplete_count(&self) -> usize {
+        let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
+        self.records.keys().filter(|key| matches!(kind(key), Kind::Incomplete { .. })).count()
     }
 
     /// Returns the number of repeats.

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use ::objects::model::MODIFIED;
 use ::objects::{Look, Operation, PoolShape};
 use base::{BufferPool, Epoch, MapRevision, PoolId, Position, SessionId, Version};
-use format::wire::{Op, Outcome, Payload, PeerBody, PgEntry, Refusal};
+use format::wire::{Op, Outcome, PagePart, Payload, PeerBody, PgEntry, Refusal};
 
 use super::super::world::{Random, osd_id};
 use super::super::{BLOCK_SIZE, shape};
 use super::store::Store;
-use crate::{Action, Pg, Serving, Shape, Ticket};
+use crate::{Action, Need, Pg, Serving, Shape, Ticket};
 
 #[derive(Debug)]
 pub enum Kind {
@@ -49,8 +49,8 @@ pub struct Osd {
 pub struct World {
     pub osds: Vec<Osd>,
     /// Messages by (from, to).
-    links: BTreeMap<(usize, usize), VecDeque<(Epoch, PeerBody)>>,
-    entry: PgEntry,
+    pub(super) links: BTreeMap<(usize, usize), VecDeque<(Epoch, PeerBody)>>,
+    pub(super) entry: PgEntry,
     pub ops: Vec<Open>,
     /// Operations by their versions.
     pub versions: BTreeMap<Version, usize>,
@@ -60,12 +60,23 @@ pub struct World {
     /// Those of them that no primary has now.
     stale: Vec<usize>,
     pub batch_count: usize,
+    /// Pages that were sent to learners, and those of them that were parts of objects.
+    pub page_counts: (usize, usize),
+    /// Processes that died with an object that was incomplete.
+    pub died_incomplete_count: usize,
     /// Whether a read that was overtaken too often took its turn.
     pub had_read_in_turn: bool,
     /// Percentage of batches that have to wait for room in a store.
     pub waits_percent: usize,
     /// The answer to what was asked beside the operations.
     told: Option<Result<Outcome, Refusal>>,
+    /// Learners of the epoch that are reported complete.
+    pub complete: BTreeSet<usize>,
+    pub(super) shape: Shape,
+    /// The acting member that is lost in this epoch, which has too few others to serve.
+    pub absent: Option<usize>,
+    /// How often each OSD has started.
+    pub(super) starts: Vec<u64>,
     pub random: Random,
 }
 
@@ -75,8 +86,16 @@ const SESSION: SessionId = SessionId::new(7);
 /// The ticket of what is asked beside the operations.
 const ASIDE: Ticket = Ticket(u32::MAX);
 
-fn index_of(osd: base::OsdId) -> usize {
+pub fn index_of(osd: base::OsdId) -> usize {
     osd.get() as usize - 1
+}
+
+impl Osd {
+    /// Returns the version up to which it has everything durably, as an acting member.
+    fn durable(&self) -> Version {
+        let filled = self.pg.record().filter(|record| record.filling.is_none());
+        filled.map_or(self.store.durable, |record| record.adopted.max(self.store.durable))
+    }
 }
 
 impl World {
@@ -89,6 +108,16 @@ impl World {
     pub fn of_half(members: usize) -> World {
         let mut world = World::of(1, members, 2);
         world.end_all();
+        world
+    }
+
+    /// Creates OSDs, of which some are the members of the first epoch.
+    pub fn with_others(seed: u64, osds: usize, members: usize) -> World {
+        let mut world = World::of(seed, osds, 1);
+        let acting: Vec<usize> = (0..members).collect();
+        world.set_members(&acting, &[]);
+        world.osds.iter_mut().for_each(|osd| osd.store.is_fragile = true);
+        world.enter();
         world
     }
 
@@ -114,9 +143,15 @@ impl World {
             unanswered: BTreeSet::new(),
             stale: Vec::new(),
             batch_count: 0,
+            page_counts: (0, 0),
+            died_incomplete_count: 0,
             had_read_in_turn: false,
             waits_percent: 0,
             told: None,
+            complete: BTreeSet::new(),
+            shape,
+            absent: None,
+            starts: vec![1; members],
             random: Random::new(seed),
         };
         world.enter();
@@ -144,25 +179,31 @@ impl World {
         self.enter();
     }
 
-    fn enter(&mut self) {
+    pub(super) fn enter(&mut self) {
         self.entry.epoch = Epoch::new(self.entry.epoch.get() + 1);
         self.entry.revision = MapRevision::new(self.entry.epoch.get().into());
         self.links.clear();
+        self.complete.clear();
         let entry = self.entry.clone();
         let scheme = base::Scheme::Copies { count: self.osds.len() as u8 };
-        let count = self.osds.len();
         // Members first: none of them meets a message of an epoch that it has not entered.
         let primary = self.primary();
-        for index in (0..count).filter(|index| *index != primary).chain([primary]) {
+        let members: Vec<usize> = entry.members().map(|member| index_of(member.osd)).collect();
+        for index in (0..self.osds.len()).filter(|index| *index != primary).chain([primary]) {
             let entry = entry.clone();
-            self.with(index, |pg, actions| pg.enter(entry, scheme, None, actions));
+            self.with(index, |pg, actions| match members.contains(&index) {
+                true => pg.enter(entry, scheme, None, actions),
+                false => pg.halt("it is no member".into(), actions),
+            });
         }
-        for index in (0..count).filter(|index| *index != primary) {
-            self.with(primary, |pg, actions| pg.peer_ready(osd_id(index), actions));
+        for index in members {
+            if index != primary && self.absent != Some(index) {
+                self.with(primary, |pg, actions| pg.peer_ready(osd_id(index), actions));
+            }
         }
     }
 
-    fn primary(&self) -> usize {
+    pub(super) fn primary(&self) -> usize {
         index_of(self.entry.primary_osd().unwrap())
     }
 
@@ -326,7 +367,7 @@ impl World {
         assert_eq!(self.ops.iter().filter(is_open).count(), 0, "each is answered");
     }
 
-    fn deliver(&mut self, from: usize, to: usize) {
+    pub(super) fn deliver(&mut self, from: usize, to: usize) {
         let (epoch, body) = self.links.get_mut(&(from, to)).unwrap().pop_front().unwrap();
         assert_eq!(epoch, self.entry.epoch, "connections break with the epoch");
         let said = |pg: &mut Pg, actions: &mut Vec<Action>| {
@@ -335,7 +376,7 @@ impl World {
         self.with(to, said);
     }
 
-    fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
+    pub(super) fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
         let mut actions = Vec::new();
         call(&mut self.osds[index].pg, &mut actions);
         while !actions.is_empty() {
@@ -361,26 +402,38 @@ impl World {
                 store.ask(call, request, has_room);
             }
             Action::ListNewer { call, after, count_max, .. } => {
-                assert_eq!(count_max, 1, "nothing compares blocks");
-                let blocks: Vec<_> = store.block_after(after).into_iter().collect();
-                let is_last = blocks.is_empty();
+                let blocks = store.blocks_after(after, count_max);
+                let is_last = blocks.len() < count_max;
                 pg.listed_newer(call, blocks, is_last, next);
             }
             Action::Send { to, body } => {
                 let epoch = pg.entry().unwrap().epoch;
+                if let PeerBody::Page { part, .. } = &body {
+                    self.page_counts.0 += 1;
+                    self.page_counts.1 += usize::from(*part != PagePart::Whole);
+                }
                 self.links.entry((index, index_of(to))).or_default().push_back((epoch, body));
             }
             Action::Reply { ticket, outcome } => self.answered(ticket, outcome),
-            Action::Activated | Action::Need(_) => {}
+            Action::Activated => {
+                let adopted = pg.lead.as_ref().expect("it leads").adopted;
+                pg.fill(2, next);
+                self.on_activated(adopted);
+            }
+            Action::Need(Need::Complete(member)) if self.entry.learner(member.osd).is_some() => {
+                self.complete.insert(index_of(member.osd));
+            }
+            Action::Need(_) => {}
             other => panic!("{other:?}"),
         }
     }
 
-    fn answered(&mut self, ticket: Ticket, outcome: Result<Outcome, Refusal>) {
+    pub(super) fn answered(&mut self, ticket: Ticket, outcome: Result<Outcome, Refusal>) {
         if ticket == ASIDE {
             return self.told = Some(outcome);
         }
-        let at_all = self.osds.iter().map(|osd| osd.store.durable).min().unwrap();
+        let acting = self.entry.acting().map(|member| index_of(member.osd));
+        let at_all = acting.map(|index| self.osds[index].durable()).min().unwrap();
         if let Ok(Outcome::Mutated { version, .. }) = &outcome {
             self.highest_answered = self.highest_answered.max(*version);
         }

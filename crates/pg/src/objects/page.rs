@@ -1,0 +1,429 @@
+//! Pages at their primary: what a range of a learner becomes is read here, when no batch in flight touches it,
+//! and sent before any later one. `docs/internals/objects.md`, rules 58 and 59.
+//!
+//! ```text
+//!   what differs ─▶ footprint ─▶ batches that touch it have ended ─▶ read ─▶ sent, footprint freed ─▶ Repaired
+//! ```
+//!
+//! Invariants
+//!   1. From the moment a page has its footprint until it is sent, no batch that touches it gets a version. It
+//!      is read when those before have ended. So its content is of one moment, and behind it on the connection
+//!      come all batches that it does not show.
+//!   2. An object that needs several pages is incomplete at the learner from the first one to the last one.
+//!   3. A learner has one page under way.
+
+use std::collections::BTreeSet;
+
+use ::objects::keys::{attributes_range, records_range, shared_range};
+use ::objects::{Head, Key, Kind, Name, Shard};
+use base::planted::{self, Bug};
+use base::{Checksum, Version};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
+use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
+use format::engine::{Answer as Found, Change, Query, Records};
+use format::wire::{Content, PagePart, PeerBody};
+
+use super::batch;
+use crate::ask::Asked;
+use crate::store_calls::Call;
+use crate::{Action, Pg};
+
+/// A change of a record takes so many bytes in an entry, beside its key and value.
+const RECORD_OVERHEAD: usize = 7;
+/// At most so many records are read for a page.
+const RECORD_COUNT_MAX: usize = 8192;
+
+/// What a batch changes, or a page has as its footprint: objects, by their hashes, and repeats, by shards. An
+/// object's records and blocks are under its hash alone.
+#[derive(Clone, Default, Debug)]
+pub struct Footprint {
+    pub hashes: BTreeSet<u32>,
+    pub repeats: BTreeSet<Shard>,
+}
+
+impl Footprint {
+    pub fn meets(&self, other: &Footprint) -> bool {
+        !self.hashes.is_disjoint(&other.hashes) || !self.repeats.is_disjoint(&other.repeats)
+    }
+}
+
+/// What a page brings.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// Nothing: the learner has none of the shared keys of the shard afterwards.
+    Nothing(Shard),
+    /// Whole objects beside their blocks, as many of them as there is room for.
+    Objects(Vec<Name>),
+    /// The next part of an object.
+    Part(Long),
+    /// Keys of no object, in one shard.
+    Keys(Shard, Vec<Vec<u8>>),
+    Blocks(Vec<BlockKey>),
+}
+
+/// An object that needs several pages, and how far it has been copied.
+#[derive(Clone, Debug)]
+pub struct Long {
+    pub name: Name,
+    /// Where the next part begins. `None`: with the head, and the attributes.
+    pub from: Option<Vec<u8>>,
+}
+
+/// A page that is not sent yet.
+pub struct InHand {
+    what: What,
+    footprint: Footprint,
+    is_reading: bool,
+    /// Blocks that have been read.
+    blocks: Vec<Option<Content>>,
+}
+
+/// What follows when the records of a page have been read.
+pub enum Made {
+    /// It is this. `left`: objects for which there was no room.
+    Page { records: Vec<Change>, part: PagePart, left: Vec<Name>, next: Option<Long> },
+    /// The first object is copied alone, or in parts: it is larger than was read.
+    TooLong,
+}
+
+impl What {
+    fn footprint(&self) -> Footprint {
+        let hashes: BTreeSet<u32> = match self {
+            What::Nothing(_) | What::Keys(..) => BTreeSet::new(),
+            What::Objects(names) => names.iter().map(Name::hash).collect(),
+            What::Part(long) => [long.name.hash()].into(),
+            What::Blocks(keys) => keys.iter().map(|key| key.hash).collect(),
+        };
+        let repeats = match self {
+            What::Keys(shard, _) => [*shard].into(),
+            _ => BTreeSet::new(),
+        };
+        Footprint { hashes, repeats }
+    }
+}
+
+impl InHand {
+    pub fn new(what: What) -> InHand {
+        let count = if let What::Blocks(keys) = &what { keys.len() } else { 0 };
+        let footprint = what.footprint();
+        InHand { what, footprint, is_reading: false, blocks: vec![None; count] }
+    }
+
+    /// Gives the page up; returns the objects that it was to bring.
+    pub fn into_names(self) -> Vec<Name> {
+        match self.what {
+            What::Objects(names) => names,
+            _ => unreachable!("only objects are larger than was read"),
+        }
+    }
+
+    /// Whether a batch must wait until the page is sent.
+    pub fn stops(&self, touched: &Footprint) -> bool {
+        self.footprint.meets(touched) && !planted::on(Bug::PageOvertakesMutation)
+    }
+}
+
+impl Pg {
+    /// Reads what the page in hand brings to a learner, if no batch in flight touches it.
+    pub(super) fn read_page(&mut self, learner: usize, actions: &mut Vec<Action>) {
+        let size_max = self.shape.limits.page_size_max;
+        let in_flight = &self.objects.in_flight;
+        let fill = self.objects.fills.get_mut(&learner).expect("the learner is filled");
+        let hand = fill.hand.as_mut().expect("it has a page in hand");
+        let is_held = in_flight.iter().any(|batch| batch.footprint.meets(&hand.footprint));
+        if hand.is_reading || is_held && !planted::on(Bug::PageOvertakesMutation) {
+            return;
+        }
+        hand.is_reading = true;
+        let what = hand.what.clone();
+        let shard_count = self.pool_shape().shard_count;
+        let queries = match &what {
+            What::Nothing(shard) => {
+                let (start, end) = shared_range(*shard);
+                let records = vec![Change::DeleteRange { start, end }];
+                return self.send_page(learner, PagePart::Whole, records, Vec::new(), actions);
+            }
+            What::Objects(names) => {
+                let size_max = size_max / names.len();
+                names.iter().flat_map(|name| of_object(name, shard_count, size_max)).collect()
+            }
+            What::Part(long) => long.queries(shard_count, size_max),
+            What::Keys(_, keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
+            What::Blocks(keys) => {
+                for (at, key) in keys.iter().enumerate() {
+                    let units = UnitSet::first(self.shape.block_size.unit_count());
+                    let units = units.words(self.shape.block_size.unit_count());
+                    let request = StoreRequest::Copy { key: *key, units, as_of: AsOf::View };
+                    self.call(Call::PageBlock { learner, at }, request, actions);
+                }
+                return;
+            }
+        };
+        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
+        self.call(Call::PageRecords { learner }, request, actions);
+    }
+
+    /// Handles the records that a page brings.
+    pub(crate) fn on_page_records(
+        &mut self,
+        learner: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let shard_count = self.pool_shape().shard_count;
+        let size_max = self.shape.limits.page_size_max;
+        let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
+        let hand = fill.hand.as_ref().expect("the page is being read");
+        let Ok(Answer::Records { answers, .. }) = result else {
+            return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
+        };
+        let made = match &hand.what {
+            What::Objects(names) => objects_page(names, answers, shard_count, size_max),
+            What::Part(long) => long.page(answers, shard_count, size_max),
+            What::Keys(_, keys) => keys_page(keys, answers),
+            What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
+        };
+        match made {
+            Made::Page { records, part, left, next } => {
+                fill.put_back(left, next);
+                self.send_page(learner, part, records, Vec::new(), actions);
+            }
+            Made::TooLong => {
+                fill.split_front();
+                self.pump_objects(actions);
+            }
+        }
+    }
+
+    /// Handles a block that a page brings.
+    pub(crate) fn on_page_block(
+        &mut self,
+        learner: usize,
+        at: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (version, unit_count) = (self.mark(), self.shape.block_size.unit_count());
+        let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
+        let hand = fill.hand.as_mut().expect("the page is being read");
+        let Ok(Answer::Copy { content }) = result else {
+            return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
+        };
+        hand.blocks[at] = Some(content);
+        let What::Blocks(keys) = &hand.what else { unreachable!("it has blocks") };
+        if hand.blocks.iter().any(Option::is_none) {
+            return;
+        }
+        let contents = hand.blocks.iter().flatten();
+        let lines = keys
+            .iter()
+            .zip(contents)
+            .flat_map(|(key, content)| lines_of(*key, content, version, unit_count));
+        let blocks = lines.collect();
+        self.send_page(learner, PagePart::Whole, Vec::new(), blocks, actions);
+    }
+
+    /// Sends the page in hand, and frees its footprint.
+    fn send_page(
+        &mut self,
+        learner: usize,
+        part: PagePart,
+        records: Vec<Change>,
+        blocks: Vec<(BlockChange, Vec<u8>)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (version, block_size) = (self.mark(), self.shape.block_size);
+        let content = batch::content_of(records, blocks, block_size, &self.buffers);
+        let bytes = content.data.len() as u64;
+        let fill = self.objects.fills.get_mut(&learner).expect("the learner is filled");
+        (fill.hand, fill.is_sent) = (None, true);
+        let call = self.lead().asks.ask(learner, Asked::Page { bytes });
+        self.send(learner, PeerBody::Page { call, version, part, content }, actions);
+        self.pump_objects(actions);
+    }
+}
+
+/// A range of keys: the first one, and the first one behind it.
+type Range = (Vec<u8>, Vec<u8>);
+
+/// Returns the key of an object's head, and the ranges of its attributes and records.
+fn ranges_of(name: &Name, shard_count: u32) -> (Vec<u8>, Range, Range) {
+    let shard = Shard::of_hash(name.hash(), shard_count);
+    let head = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
+    (head, attributes_range(shard, name), records_range(shard, name, &[], None))
+}
+
+fn scan((start, end): Range, size_max: usize) -> Query {
+    Query::Scan { start, end: Some(end), count_max: RECORD_COUNT_MAX, size_max }
+}
+
+fn of_object(name: &Name, shard_count: u32, size_max: usize) -> [Query; 3] {
+    let (key, attributes, records) = ranges_of(name, shard_count);
+    [Query::Get { key }, scan(attributes, size_max), scan(records, size_max)]
+}
+
+fn put_or_delete(key: Vec<u8>, value: Option<Vec<u8>>) -> Change {
+    match value {
+        Some(value) => Change::Put { key, value },
+        None => Change::Delete { key },
+    }
+}
+
+fn put((key, value): (&[u8], &[u8])) -> Change {
+    Change::Put { key: key.to_vec(), value: value.to_vec() }
+}
+
+fn size_of(change: &Change) -> usize {
+    change.size() + RECORD_OVERHEAD
+}
+
+fn value(answer: Option<Found>) -> Option<Vec<u8>> {
+    match answer {
+        Some(Found::Value(value)) => value,
+        _ => unreachable!("a key has a value as answer"),
+    }
+}
+
+fn records(answer: Option<Found>) -> (Records, bool) {
+    match answer {
+        Some(Found::Records { records, more }) => (records, more),
+        _ => unreachable!("a scan has records as answer"),
+    }
+}
+
+/// Makes the page of whole objects: of as many as fit.
+fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
+    let mut answers = answers.into_iter();
+    let (mut changes, mut size) = (Vec::new(), 0);
+    for (at, name) in names.iter().enumerate() {
+        let (key, attributes, fields) = ranges_of(name, shard_count);
+        let mut of_this = vec![put_or_delete(key, value(answers.next()))];
+        let mut is_cut = false;
+        for (start, end) in [attributes, fields] {
+            let (found, more) = records(answers.next());
+            of_this.push(Change::DeleteRange { start, end });
+            of_this.extend(found.iter().map(put));
+            is_cut |= more;
+        }
+        let this_size: usize = of_this.iter().map(size_of).sum();
+        if is_cut || size + this_size > size_max {
+            // An object that was read whole and does not fit alone has little more than fits.
+            return match at {
+                0 => Made::TooLong,
+                _ => {
+                    let left = names[at..].to_vec();
+                    Made::Page { records: changes, part: PagePart::Whole, left, next: None }
+                }
+            };
+        }
+        size += this_size;
+        changes.extend(of_this);
+    }
+    Made::Page { records: changes, part: PagePart::Whole, left: Vec::new(), next: None }
+}
+
+fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>) -> Made {
+    let values = answers.into_iter().map(|answer| value(Some(answer)));
+    let records = keys.iter().zip(values).map(|(key, value)| put_or_delete(key.clone(), value));
+    let records = records.collect();
+    Made::Page { records, part: PagePart::Whole, left: Vec::new(), next: None }
+}
+
+impl Long {
+    fn queries(&self, shard_count: u32, size_max: usize) -> Vec<Query> {
+        let (key, attributes, fields) = ranges_of(&self.name, shard_count);
+        match &self.from {
+            None => vec![Query::Get { key }, scan(attributes, size_max)],
+            Some(from) if *from < attributes.1 => {
+                vec![scan((from.clone(), attributes.1), size_max)]
+            }
+            Some(from) => vec![scan((from.clone(), fields.1), size_max)],
+        }
+    }
+
+    /// Makes the next page. It has one record at least, if there is one.
+    fn page(&self, answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
+        let (key, attributes, fields) = ranges_of(&self.name, shard_count);
+        let mut answers = answers.into_iter();
+        let mut changes = Vec::new();
+        let mut part = PagePart::Middle;
+        if self.from.is_none() {
+            let head = value(answers.next());
+            let version = head.as_deref().and_then(Head::decode).map(|head| head.version);
+            let version = version.unwrap_or(Version::ZERO);
+            part = PagePart::First { name: self.name.bytes().to_vec(), version };
+            changes.push(put_or_delete(key, head));
+        }
+        let start = self.from.clone().unwrap_or_else(|| attributes.0.clone());
+        let is_of_records = start >= attributes.1;
+        let end = if is_of_records { &fields.1 } else { &attributes.1 };
+        let (found, mut more) = records(answers.next());
+        let mut size: usize = changes.iter().map(size_of).sum();
+        let (mut puts, mut last) = (Vec::new(), None);
+        for (key, value) in found.iter() {
+            let change = put((key, value));
+            if !puts.is_empty() && size + size_of(&change) > size_max {
+                more = true;
+                break;
+            }
+            size += size_of(&change);
+            last = Some(key.to_vec());
+            puts.push(change);
+        }
+        let behind = match (more, last) {
+            (true, Some(mut last)) => {
+                last.push(0);
+                last
+            }
+            _ => end.clone(),
+        };
+        let next = match (more, is_of_records) {
+            (true, _) => Some(behind.clone()),
+            (false, false) => Some(fields.0),
+            (false, true) => None,
+        };
+        if next.is_none() {
+            part = PagePart::Last { name: self.name.bytes().to_vec() };
+        }
+        changes.push(Change::DeleteRange { start, end: behind });
+        changes.extend(puts);
+        let next = next.map(|from| Long { name: self.name.clone(), from: Some(from) });
+        Made::Page { records: changes, part, left: Vec::new(), next }
+    }
+}
+
+/// Returns the lines by which a block becomes this. `version`: that of a line that removes it.
+fn lines_of(
+    key: BlockKey,
+    content: &Content,
+    version: Version,
+    unit_count: u32,
+) -> Vec<(BlockChange, Vec<u8>)> {
+    let line = |action, version, units: UnitSet, checksums: &[Checksum]| BlockChange {
+        action,
+        key,
+        version,
+        location: LOCATION_NONE,
+        units,
+        checksums: checksums.to_vec(),
+    };
+    let (version, written, damaged, checksums, data) = match content {
+        Content::Gone | Content::Tombstone { .. } => {
+            let gone = line(BlockAction::Gone, version, UnitSet::EMPTY, &[]);
+            return vec![(gone, Vec::new())];
+        }
+        Content::Block { version, written, damaged, checksums, data, .. } => {
+            (*version, UnitSet::from_slice(written), UnitSet::from_slice(damaged), checksums, data)
+        }
+    };
+    let mut zeros = UnitSet::EMPTY;
+    let rest = (0..unit_count).filter(|unit| !written.contains(*unit) && !damaged.contains(*unit));
+    rest.for_each(|unit| zeros.insert(unit));
+    let data = data.as_ref().map(|data| data.to_vec()).unwrap_or_default();
+    let lines = [
+        (line(BlockAction::Units, version, written, checksums), data),
+        (line(BlockAction::Zeros, version, zeros, &[]), Vec::new()),
+        (line(BlockAction::Damaged, version, damaged, &[]), Vec::new()),
+    ];
+    lines.into_iter().filter(|(line, _)| !line.units.is_empty()).collect()
+}
