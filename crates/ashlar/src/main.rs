@@ -165,7 +165,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
         OsdCommand::Inspect { path } => osd::inspect(&path, format),
-        OsdCommand::Check { path } => osd::check(&path, format),
+        OsdCommand::Check { path, objects } => osd::check(&path, objects.as_deref(), format),
     }
 }
 

@@ -89,15 +89,16 @@ const FINDINGS_MAX: usize = 1000;
 /// be read there, which is a finding and does not end the check. A journal that a start would simply replay
 /// is clean.
 pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> CheckReport {
+    match StoppedStore::open(read, device_size) {
+        Ok(mut stopped) => check_stopped(&mut stopped, options),
+        Err(reason) => CheckReport::of_none(reason),
+    }
+}
+
+/// Verifies a store that was opened. Its records are not looked at.
+pub fn check_stopped(stopped: &mut StoppedStore<'_>, options: CheckOptions) -> CheckReport {
     let mut report =
         CheckReport { findings: Vec::new(), recovery: RecoveryReport::default(), units_checked: 0 };
-    let mut stopped = match StoppedStore::open(read, device_size) {
-        Ok(stopped) => stopped,
-        Err(reason) => {
-            report.find(Severity::Error, reason);
-            return report;
-        }
-    };
     report.recovery = stopped.store().recovery_report();
     for (row, count) in report.recovery.rows.clone() {
         if let Some((severity, text)) = finding_of_row(row) {
@@ -111,7 +112,7 @@ pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> Check
         report.find(Severity::Warning, text.to_owned());
     }
     if options.data {
-        check_data(&mut stopped, &mut report);
+        check_data(stopped, &mut report);
     }
     report
 }
@@ -136,6 +137,8 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
             "one copy of the superblock is damaged; the next start of the OSD rewrites it",
         ),
         'R' => (Severity::Error, "the newest checkpoint's directory is damaged"),
+        'a' => (Severity::Error, "records of objects in the journal cannot be read"),
+        'c' => (Severity::Error, "data of objects in the journal is damaged"),
         'S' => (Severity::Error, "a page of the index is damaged: its blocks are lost"),
         'h' => (Severity::Error, "the engine lost records that it had made durable"),
         'i' => (Severity::Warning, "the engine has records of a pool that is not there"),
@@ -170,7 +173,14 @@ fn check_data(stopped: &mut StoppedStore<'_>, report: &mut CheckReport) {
 }
 
 impl CheckReport {
-    fn find(&mut self, severity: Severity, text: String) {
+    /// Creates the report of a store that cannot be opened.
+    pub fn of_none(reason: String) -> CheckReport {
+        let findings = vec![Finding { severity: Severity::Error, text: reason }];
+        CheckReport { findings, recovery: RecoveryReport::default(), units_checked: 0 }
+    }
+
+    /// Adds a finding, unless there are too many.
+    pub fn find(&mut self, severity: Severity, text: String) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(Finding { severity, text });
         } else if self.findings.len() == FINDINGS_MAX {

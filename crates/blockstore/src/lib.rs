@@ -38,6 +38,7 @@ mod read;
 mod record_room;
 mod recover;
 mod stopped;
+mod stopped_engine;
 mod store;
 mod value_cache;
 
@@ -76,7 +77,9 @@ use format::door::{DiskEffect, DiskEvent};
 use format::engine::{Change, Compression, EngineEffect, EngineEvent, FamilyFound, Query};
 use format::wire::{Content, Digest};
 
-pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
+pub use check::{
+    CheckOptions, CheckReport, Finding, Inspection, Severity, check, check_stopped, inspect,
+};
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
 pub use disk_figures::{DiskFigures, OperationFigures};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
@@ -85,6 +88,7 @@ pub use metadata::{
 };
 pub use prepared::PreparedRoom;
 pub use stopped::{ReadDevice, StoppedStore};
+pub use stopped_engine::ReadEngine;
 pub use store::Store;
 pub use value_cache::ValueCacheFigures;
 

@@ -2,15 +2,16 @@
 //! in memory.
 //!
 //! Invariants
-//!   1. Nothing is written to the device.
+//!   1. Nothing is written to the device, nor to the engine.
 //!   2. It reads every page and every journal entry, and makes the same decisions as a start.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{BufferPool, Time};
+use base::{BufferPool, PoolId, Time};
 use format::door::{DiskEffect, DiskError, DiskEvent};
 
 use crate::index::KEY_FIRST;
+use crate::stopped_engine::{ReadEngine, ScratchEngine};
 use crate::{
     Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError,
 };
@@ -70,6 +71,7 @@ impl Scratch<'_> {
 /// A store that is not running, in the state that a start would find.
 pub struct StoppedStore<'a> {
     disk: Scratch<'a>,
+    engine: ScratchEngine<'a>,
     store: Store,
     effects: VecDeque<Effect>,
     request_last: u64,
@@ -78,11 +80,23 @@ pub struct StoppedStore<'a> {
 impl<'a> StoppedStore<'a> {
     /// Opens a store read-only. The error says why it cannot be opened.
     pub fn open(read: ReadDevice<'a>, device_size: u64) -> Result<StoppedStore<'a>, String> {
+        StoppedStore::open_with(read, device_size, None)
+    }
+
+    /// Opens a store that may have an engine. If it has one, that must be given.
+    pub fn open_with(
+        read: ReadDevice<'a>,
+        device_size: u64,
+        engine: Option<&'a mut dyn ReadEngine>,
+    ) -> Result<StoppedStore<'a>, String> {
+        let engine = ScratchEngine::new(engine);
         let mut effects = Vec::new();
         let pool = BufferPool::default();
-        let store = Store::open(Settings::default(), pool, device_size, &mut effects);
+        let device = (device_size, engine.found());
+        let store = Store::open_with(Settings::default(), pool, device, &mut effects);
         let disk = Scratch { read, written: BTreeMap::new() };
-        let mut stopped = StoppedStore { disk, store, effects: effects.into(), request_last: 0 };
+        let (effects, request_last) = (effects.into(), 0);
+        let mut stopped = StoppedStore { disk, engine, store, effects, request_last };
         match stopped.run() {
             Some(Effect::Opened) => Ok(stopped),
             Some(Effect::Stopped { reason }) => Err(reason),
@@ -100,11 +114,30 @@ impl<'a> StoppedStore<'a> {
         self.store.parts().blocks.index().iter_from(KEY_FIRST).map(|(key, _)| key)
     }
 
-    /// Executes the store's disk operations until it produces another effect, and returns that effect.
+    /// Returns the pools of which the engine has records.
+    pub fn families(&self) -> Vec<PoolId> {
+        self.engine.families()
+    }
+
+    /// Calls `on_record` with each record of a pool, in the order of keys, as a start would find it. The error
+    /// says what of the engine cannot be read.
+    pub fn walk_records(
+        &mut self,
+        family: PoolId,
+        on_record: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), String> {
+        self.engine.walk(family, on_record)
+    }
+
+    /// Executes the store's operations on disk and engine until it produces another effect, and returns that
+    /// effect.
     fn run(&mut self) -> Option<Effect> {
         while let Some(effect) = self.effects.pop_front() {
-            let Effect::Disk(effect) = effect else { return Some(effect) };
-            let event = Event::Disk(self.disk.done(effect));
+            let event = match effect {
+                Effect::Disk(effect) => Event::Disk(self.disk.done(effect)),
+                Effect::Engine(effect) => Event::Engine(self.engine.done(effect)),
+                effect => return Some(effect),
+            };
             self.apply(event);
         }
         None

@@ -20,5 +20,5 @@ pub use format::engine::{
     Statistics, WRITE_COUNT_MAX,
 };
 #[cfg(feature = "rocksdb")]
-pub use rocks::{Rocks, Settings};
+pub use rocks::{Rocks, RocksReadOnly, Settings};
 pub use twin::Twin;

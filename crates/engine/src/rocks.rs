@@ -21,6 +21,7 @@ mod directory;
 mod options;
 mod queue;
 mod read;
+mod read_only;
 mod statistics;
 mod write;
 
@@ -42,6 +43,7 @@ use format::engine::{
 };
 pub use options::Settings;
 use queue::{Popped, Queue};
+pub use read_only::RocksReadOnly;
 
 type Database = DBWithThreadMode<MultiThreaded>;
 

@@ -27,6 +27,7 @@
 //! | `node/monitor.rs` | the connection to a monitor, and its messages |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | leases that this OSD holds, and those that it has given |
+//! | `check_objects.rs` | whether records and blocks of a store that is not running agree |
 //! | `engine_lag.rs` | whether engines lag or are full: then mutations of objects wait, or are refused |
 //! | `space_credits.rs` | space that members promise to a primary |
 //! | `peers.rs` | messages between members of PGs: who may send them, and when they are handled |
@@ -42,6 +43,7 @@
 //! | `state_rollback.rs` | how a state store that went back in time is detected |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
 
+mod check_objects;
 mod cluster_view;
 mod compare;
 mod connection_ids;
@@ -85,6 +87,7 @@ use base::{ClusterId, Duration, Incarnation, MIB, OsdId, TraceEvent};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
 use format::engine::{EngineEffect, EngineEvent};
 
+pub use check_objects::check_objects;
 pub use compare::{Comparison, compare};
 pub use disk_watch::Stalls;
 pub use local_engine::Engine;

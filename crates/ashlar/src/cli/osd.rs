@@ -124,6 +124,9 @@ pub enum OsdCommand {
     Check {
         /// The path given to `osd create`
         path: PathBuf,
+        /// The directory of its records of objects, if it is not beside its file of blocks
+        #[arg(long, value_name = "DIR")]
+        objects: Option<PathBuf>,
     },
 }
 

@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use base::OsdId;
-use blockstore::{EngineFound, StoreId};
+use base::{OsdId, PoolId};
+use blockstore::{EngineFound, ReadEngine, StoreId};
 use cluster::message::Failure;
-use engine::{Identity, OpenError, Rocks, Settings};
+use engine::{Identity, OpenError, Rocks, RocksReadOnly, Settings};
 use format::disk::{EngineId, Superblock};
 use node::Engine;
 
@@ -51,11 +51,7 @@ pub fn open(
     };
     let without = |why: String| Ok((None, Engine::None(why)));
     match (superblock.engine.map(EngineId::get), directory) {
-        (Some(_), None) => Err(failure(
-            "engine",
-            format!("{osd} needs its engine, which keeps the records of objects"),
-            "name the engine's directory with --objects DIR",
-        )),
+        (Some(_), None) => Err(without_name(osd)),
         (Some(engine), Some(directory)) => {
             open(directory, Identity { engine, store }).map_err(|error| cannot_open(osd, &error))
         }
@@ -71,6 +67,49 @@ pub fn open(
             opened.or_else(|error| without(cannot_add(&error)))
         }
     }
+}
+
+/// An engine that is only read, for checks.
+pub struct EngineToRead {
+    rocks: RocksReadOnly,
+    found: EngineFound,
+}
+
+impl ReadEngine for EngineToRead {
+    fn found(&self) -> EngineFound {
+        self.found.clone()
+    }
+
+    fn walk(
+        &mut self,
+        family: PoolId,
+        on_record: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), String> {
+        self.rocks.walk(family, on_record)
+    }
+}
+
+/// Opens the engine of a store that is not running, if there is one, and changes nothing.
+pub fn open_to_read(
+    directory: Option<&Path>,
+    superblock: &Superblock,
+) -> Result<Option<EngineToRead>, Failure> {
+    let (osd, store) = (superblock.osd, superblock.store.get());
+    let Some(engine) = superblock.engine.map(EngineId::get) else { return Ok(None) };
+    let directory = directory.ok_or_else(|| without_name(osd))?;
+    let identity = Identity { engine, store };
+    let opened = RocksReadOnly::open(directory, identity, &Settings::default());
+    let (rocks, families) = opened.map_err(|error| cannot_open(osd, &error))?;
+    Ok(Some(EngineToRead { rocks, found: EngineFound { identity, families } }))
+}
+
+/// Returns the refusal to go on without the name of the directory.
+fn without_name(osd: OsdId) -> Failure {
+    failure(
+        "engine",
+        format!("{osd} needs its engine, which keeps the records of objects"),
+        "name the engine's directory with --objects DIR",
+    )
 }
 
 /// Creates the engine of a store that has none.

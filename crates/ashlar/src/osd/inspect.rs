@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use blockstore::{CheckOptions, Finding, Severity, StoppedStore};
+use blockstore::{CheckOptions, CheckReport, Finding, ReadEngine, Severity, StoppedStore};
 use cluster::message::Failure;
 use serde_json::{Value, json};
 
-use super::store_file::{blocks_of, commit_name, inspect_file, open_blocks};
+use super::engine;
+use super::store_file::{blocks_of, commit_name, inspect_file, open_blocks, superblock_of};
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
 /// Runs `ashlar osd inspect`.
@@ -54,10 +55,15 @@ pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
 }
 
 /// Runs `ashlar osd check`.
-pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
+pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), Failure> {
     let blocks = blocks_of(path);
-    inspect_file(&blocks, true)?;
     let (file, size) = open_blocks(&blocks, true)?;
+    let superblock = superblock_of(&blocks)?;
+    if superblock.engine.is_none() {
+        inspect_file(&blocks, true)?;
+    }
+    let directory = engine::directory_of(path, objects);
+    let mut engine = engine::open_to_read(directory.as_deref(), &superblock)?;
     let mut progress = Progress::new(format, "checking", size);
     let mut furthest = 0;
     let mut read = |offset: u64, buffer: &mut [u8]| {
@@ -65,7 +71,15 @@ pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
         progress.set(furthest);
         file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
     };
-    let report = blockstore::check(&mut read, size, CheckOptions { data: true });
+    let of_store = engine.as_mut().map(|engine| engine as &mut dyn ReadEngine);
+    let report = match StoppedStore::open_with(&mut read, size, of_store) {
+        Ok(mut stopped) => {
+            let mut report = blockstore::check_stopped(&mut stopped, CheckOptions { data: true });
+            node::check_objects(&mut stopped, &mut report);
+            report
+        }
+        Err(reason) => CheckReport::of_none(reason),
+    };
     drop(progress);
     match format {
         Format::Json => {

@@ -87,7 +87,11 @@ pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection,
              while the OSD is stopped",
             blocks.display()
         );
-        return Err(failure("engine", message, "start the OSD: its scrubs check its blocks"));
+        return Err(failure(
+            "engine",
+            message,
+            "`ashlar osd check` reads both; scrubs check the blocks of an OSD that runs",
+        ));
     }
     let mut read = |offset, buffer: &mut [u8]| {
         file.read_exact_at(buffer, offset).map_err(|error| error.to_string())

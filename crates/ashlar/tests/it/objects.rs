@@ -93,7 +93,14 @@ fn an_osd_starts_only_with_its_own_engine() {
     let [first, second] = ["osd.1", "osd.2"].map(|osd| engine_of(&cluster, osd));
     let away = cluster.path().join("away");
     let path = cluster.path().join("osd.1").display().to_string();
+    let check = |objects: &[&str]| {
+        let found = cluster.json(&[&["osd", "check", &path], objects].concat());
+        assert_eq!((&found["clean"], &found["findings"]), (&json!(true), &json!([])));
+    };
+    check(&[]);
     fs::rename(&first, &away).expect("writable");
+    check(&["--objects", &away.display().to_string()]);
+    cluster.refused(&["osd", "check", &path], "engine");
     let error = cluster.refused(&["osd", "run", &path], "engine");
     assert!(message(&error).contains("objects has no engine"), "{error}");
     fs::rename(&second, &first).expect("writable");

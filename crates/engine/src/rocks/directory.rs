@@ -258,18 +258,51 @@ pub(super) struct Opened {
     pub(super) found: Vec<FamilyFound>,
 }
 
+/// A database that is only read.
+pub(super) struct OpenedToRead {
+    pub(super) database: Database,
+    pub(super) found: Vec<FamilyFound>,
+    /// The file of its text log lies there.
+    _log: TextLog,
+}
+
 /// Opens the database, and lists its families.
 pub(super) fn open(
     directory: &Path,
     identity: Identity,
     settings: &Settings,
 ) -> Result<Opened, OpenError> {
+    let found = open_with(directory, identity, settings, |options, path, descriptors| {
+        Database::open_cf_descriptors(options, path, descriptors)
+    });
+    found.map(|(opened, _)| opened)
+}
+
+/// Opens the database and changes nothing, and lists its families.
+pub(super) fn open_to_read(
+    directory: &Path,
+    identity: Identity,
+    settings: &Settings,
+) -> Result<OpenedToRead, OpenError> {
+    let opened = open_with(directory, identity, settings, |options, path, descriptors| {
+        Database::open_cf_descriptors_read_only(options, path, descriptors, false)
+    });
+    let (Opened { database, found, .. }, _log) = opened?;
+    Ok(OpenedToRead { database, found, _log })
+}
+
+fn open_with(
+    directory: &Path,
+    identity: Identity,
+    settings: &Settings,
+    open: impl FnOnce(&Options, &Path, Vec<ColumnFamilyDescriptor>) -> Result<Database, rocksdb::Error>,
+) -> Result<(Opened, TextLog), OpenError> {
     check_identity(directory, identity)?;
     let path: PathBuf = directory.join(DATABASE);
     let wrong = |error| database_error(&path, &error);
     let cache = options::cache(settings).map_err(wrong)?;
     let mut options = options::database_options(settings, &cache, false);
-    let _log = TextLog::create(&mut options)?;
+    let log = TextLog::create(&mut options)?;
     let damaged = damaged(directory)?;
     let mut families = Vec::new();
     let mut descriptors = vec![ColumnFamilyDescriptor::new("default", options.clone())];
@@ -286,7 +319,7 @@ pub(super) fn open(
         descriptors.push(ColumnFamilyDescriptor::new(&name, family_options));
         families.push((name, family, compression));
     }
-    let database = Database::open_cf_descriptors(&options, &path, descriptors).map_err(wrong)?;
+    let database = open(&options, &path, descriptors).map_err(wrong)?;
     let mut found = Vec::new();
     for (name, family, compression) in families {
         let lsn = read_lsn(&database, &name).map_err(|text| {
@@ -296,7 +329,7 @@ pub(super) fn open(
         found.push(FamilyFound { family, compression, lsn, is_damaged });
     }
     found.sort_by_key(|found| found.family);
-    Ok(Opened { database, options, cache, found })
+    Ok((Opened { database, options, cache, found }, log))
 }
 
 fn read_lsn(database: &Database, name: &str) -> Result<Lsn, String> {

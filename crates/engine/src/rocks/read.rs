@@ -10,7 +10,7 @@ use format::engine::Records;
 use format::engine::{Answer, EngineError, EngineEvent, EngineOp, Query};
 
 /// The smallest key of a caller; only the record with the lsn is before it.
-const KEY_MIN: &[u8] = &[0];
+pub(super) const KEY_MIN: &[u8] = &[0];
 
 /// One read under way.
 struct Reading<'a> {

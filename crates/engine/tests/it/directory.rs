@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use engine::{Change, Compression, EngineError, Identity, OpenError, Rocks};
+use engine::{Change, Compression, EngineError, Identity, OpenError, Rocks, RocksReadOnly};
 
 use crate::subject::{
     Client, IDENTITY, RealEngine, TempDirectory, damage, delete_range, large_value, put, settings,
@@ -248,4 +248,50 @@ fn look_at(directory: TempDirectory, keys: &[String], what: &str) -> Damage {
         }
     }
     outcome
+}
+
+/// Returns name and content of each file of an engine.
+fn files(directory: &TempDirectory) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for part in [directory.0.clone(), directory.0.join("rocksdb")] {
+        for entry in fs::read_dir(&part).expect("a directory").flatten() {
+            if entry.path().is_file() {
+                let bytes = fs::read(entry.path()).expect("a file");
+                found.insert(entry.path().display().to_string(), bytes);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn an_opening_that_only_reads_changes_nothing_and_meets_damage() {
+    let mut client = Client::new(RealEngine::open(created(), settings()).0);
+    client.create_family(1, Compression::None).expect("new");
+    let keys = (0..100).map(|n| format!("key-{n:03}"));
+    let records = keys.map(|key| put(&key, large_value(&key))).collect();
+    client.write(1, 7, records).expect("written");
+    client.flush(1).expect("flushed");
+    let RealEngine { engine, directory, .. } = client.engine;
+    drop(engine);
+    let before = files(&directory);
+    let other = Identity { store: 1, ..IDENTITY };
+    let refused = RocksReadOnly::open(&directory.0, other, &settings()).map(|_| ());
+    assert!(matches!(refused, Err(OpenError::Foreign(_))), "{refused:?}");
+    let walk = || {
+        let opened = RocksReadOnly::open(&directory.0, IDENTITY, &settings());
+        let (engine, found) = opened.expect("it is its own");
+        assert_eq!((found.len(), found[0].lsn.get()), (1, 7));
+        let mut count = 0;
+        let walked = engine.walk(found[0].family, &mut |key, _| {
+            assert!(key.starts_with(b"key-"), "{key:?}");
+            count += 1;
+        });
+        (walked.is_ok(), count)
+    };
+    assert_eq!(walk(), (true, 100));
+    assert!(files(&directory) == before);
+    damage(&directory.0, "key-050");
+    let (is_whole, count) = walk();
+    assert!(!is_whole && count < 100, "{count}");
 }

@@ -105,7 +105,12 @@ impl MemoryDisk {
         }
     }
 
-    fn read(&self, mut offset: u64, mut bytes: &mut [u8]) {
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn read(&self, mut offset: u64, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let start = (offset % PAGE) as usize;
             let length = bytes.len().min(PAGE as usize - start);

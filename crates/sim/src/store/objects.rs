@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BlockSize, Epoch, Lsn, PgId, PoolId, Version};
 use blockstore::{
-    Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, NoteKey, Page, Request, Store,
-    StoreError,
+    Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, NoteKey, Page, ReadEngine,
+    Request, Store, StoreError,
 };
 use engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
@@ -39,6 +39,23 @@ const POOL: PoolId = match PoolId::new(9) {
     Some(pool) => pool,
     None => unreachable!(),
 };
+
+/// What the engine has in its files.
+pub(super) struct Files {
+    found: EngineFound,
+    records: Content,
+}
+
+impl ReadEngine for Files {
+    fn found(&self) -> EngineFound {
+        self.found.clone()
+    }
+
+    fn walk(&mut self, _: PoolId, on_record: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), String> {
+        self.records.iter().for_each(|(key, value)| on_record(key, value));
+        Ok(())
+    }
+}
 
 /// The plan of the object pool.
 #[derive(Debug)]
@@ -224,6 +241,18 @@ impl Objects {
         let families = self.twin.open(self.identity).expect("it is the store's engine");
         self.found = self.content();
         EngineFound { identity: self.identity, families }
+    }
+
+    /// Whether an old copy of the engine was put back, and the store has not opened since.
+    pub fn was_old(&self) -> bool {
+        self.was_old
+    }
+
+    /// Returns what the engine has in its files. Requires: its process has died.
+    pub fn files(&mut self) -> Files {
+        let families = self.twin.open(self.identity).expect("it is the store's engine");
+        let found = EngineFound { identity: self.identity, families };
+        Files { found, records: self.content() }
     }
 
     /// The process dies.

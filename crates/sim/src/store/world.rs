@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::{BlockSize, BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
 use blockstore::{
-    AsOf, CheckOptions, CreateOptions, Effect, Event, MetadataPosition, Request, RequestId,
-    Settings, Severity, Store, StoreId,
+    AsOf, CheckOptions, CreateOptions, Effect, Event, MetadataPosition, ReadEngine, Request,
+    RequestId, Settings, Severity, StoppedStore, Store, StoreId, check_stopped,
 };
 use engine::Identity;
 use format::disk::{EngineId, Superblock};
@@ -548,16 +548,19 @@ impl World {
 
     /// Runs the checks of `osd check` on the stopped store, unless this run has damaged it.
     fn check_image(&mut self) -> Result<(), String> {
-        // A check knows no engine yet.
-        if self.damage.happened || self.objects.is_some() {
+        if self.damage.happened || self.objects.as_ref().is_some_and(Objects::was_old) {
             return Ok(());
         }
+        let mut files = self.objects.as_mut().map(Objects::files);
+        let engine = files.as_mut().map(|files| files as &mut dyn ReadEngine);
         let disk = &self.disk;
         let mut read = |offset, into: &mut [u8]| {
             disk.peek(offset, into);
             Ok(())
         };
-        let report = blockstore::check(&mut read, disk.size(), CheckOptions { data: true });
+        let mut stopped = StoppedStore::open_with(&mut read, disk.size(), engine)
+            .map_err(|why| format!("check after the crash: {why}"))?;
+        let report = check_stopped(&mut stopped, CheckOptions { data: true });
         match report.findings.iter().find(|finding| finding.severity == Severity::Error) {
             Some(finding) => Err(format!("check after the crash: {}", finding.text)),
             None => Ok(()),
