@@ -263,6 +263,13 @@ fn a_read_of_a_block_waits_for_a_queued_batch() {
     assert!(bench.is_durable(waits));
     let Some(Ok(Answer::Read { data, .. })) = bench.answers.remove(&read) else { panic!() };
     assert!(data[..] == unit(5));
+    // The id may be used again, for data that was not compared.
+    let (mut changed, data) = units(1, &[0], 1);
+    changed.checksums[0] = base::Checksum::new(7);
+    let request = with(last + 2, vec![(changed, data)]);
+    bench.answers.clear();
+    bench.apply(crate::Event::Request { id: waits, request });
+    assert_eq!(bench.answers.remove(&waits), Some(Err(StoreError::Corrupted)));
 }
 
 #[test]

@@ -54,8 +54,10 @@ impl Store {
         let (records, note) = (std::mem::take(&mut batch.records), batch.note.take());
         let has_order = kind == EntryKind::Batch && note.is_none();
         let mut body = Body { records, blocks: self.lines_of(&batch, true), note };
+        // An id may be used again once it was answered.
+        let is_compared = self.compared.take() == Some(id);
         let judged = self.judge_batch(&batch, &body, kind);
-        if let Err(error) = judged.and_then(|()| self.compare(id, &batch)) {
+        if let Err(error) = judged.and_then(|()| self.compare(&batch, is_compared)) {
             // What comes out of its order was not the next version, and one that is may still come.
             if has_order && error != StoreError::Unordered {
                 self.refused.insert(batch.pg, batch.version.epoch);
@@ -168,8 +170,8 @@ impl Store {
     }
 
     /// Compares the data of a batch with its checksums: once, however long it waits.
-    fn compare(&mut self, id: RequestId, batch: &Batch) -> Result<(), StoreError> {
-        if self.compared == Some(id) {
+    fn compare(&mut self, batch: &Batch, is_compared: bool) -> Result<(), StoreError> {
+        if is_compared {
             return Ok(());
         }
         #[cfg(test)]

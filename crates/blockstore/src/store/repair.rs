@@ -36,7 +36,7 @@ impl Store {
         effects: &mut Vec<Effect>,
     ) -> Option<Request> {
         // It is compared once, however long it waits.
-        if self.compared != Some(id) && !is_whole(&content) {
+        if self.compared.take() != Some(id) && !is_whole(&content) {
             effects.push(Effect::Done { id, result: Err(StoreError::Corrupted) });
             return None;
         }
