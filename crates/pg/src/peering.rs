@@ -33,7 +33,7 @@ use super::local_state::RecordFor;
 use super::store_calls::{Call, NewerFor};
 use super::sync::Syncs;
 use super::write_targets::WriteTargets;
-use super::{Action, Need, Pg, Record, Serving};
+use super::{Action, MemberSet, Need, Pg, Record, Serving};
 
 impl Pg {
     pub(crate) fn lead(&mut self) -> &mut Lead {
@@ -226,16 +226,37 @@ impl Pg {
 
     /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
     /// has a prefix of the PG's versions, so those with the same last one have the same. What a member held
-    /// before it was filled says nothing.
+    /// before it was filled says nothing. A member with less cannot be brought forward yet: it leaves where
+    /// enough others remain, and is filled as a learner. Where too few remain, the one that leads fills learners
+    /// meanwhile: these take its place.
     fn judge_objects(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let adopted = lead.highest_complete();
-        if lead.acting_states().all(|state| state.complete == adopted) {
+        let is_below = |state: &MemberState| state.complete < adopted;
+        let mut below = MemberSet::default();
+        for (index, state) in lead.acting_states().enumerate() {
+            if is_below(state) {
+                below.add(index);
+            }
+        }
+        if below.is_empty() {
             return self.activate(actions);
         }
-        let why = "acting members have different last versions, and a pool of objects cannot bring them \
-                   together yet";
-        lead.hindrance = Some(why.to_owned());
+        let why = "the member lacks versions that others have: it is to be filled";
+        if below.has(lead.me) {
+            let member = lead.peers[lead.me].member;
+            let need = Need::Failed(member, why.to_owned());
+            return self.end_epoch(need, format!("{} lacks versions", member.osd), actions);
+        }
+        for index in below.iter() {
+            let peer = &mut lead.peers[index];
+            peer.contact = Contact::Out;
+            actions.push(Action::Need(Need::Failed(peer.member, why.to_owned())));
+        }
+        let osds: Vec<String> =
+            below.iter().map(|index| lead.peers[index].member.osd.to_string()).collect();
+        let why = format!("{} must leave the PG, to be filled: it lacks versions", osds.join(", "));
+        lead.hindrance = Some(why);
     }
 
     /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
@@ -253,10 +274,6 @@ impl Pg {
             return;
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
-        if self.shape.objects.is_some() && lead.is_known() {
-            // No member is lost: what they state cannot be brought together yet.
-            return;
-        }
         let (count, epoch) = (lead.acting.count(), entry.epoch);
         if lead.lacks_holders {
             return self.go_on_without_holders(absence, actions);
@@ -264,10 +281,12 @@ impl Pg {
         if lead.peers.len() == count {
             return;
         }
+        let is_of_objects = self.shape.objects.is_some();
         let is_met = |peer: &Peer, is_lost: fn(Absence) -> bool| match peer.contact {
             Contact::Known => true,
             Contact::Away | Contact::Asked | Contact::Draining => is_lost(absence(peer.member)),
-            Contact::Out => false,
+            // In a pool of objects it has reported, and lacks versions.
+            Contact::Out => is_of_objects && peer.state.is_some(),
         };
         let acting = || lead.peers[..count].iter();
         let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));
