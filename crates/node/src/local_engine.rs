@@ -7,11 +7,14 @@
 //!
 //! Invariants
 //!   1. No PG of a pool of objects takes part in an epoch before the pool's family is there.
-//!   2. A family is created only while the map has its pool, and at most one at a time. So the removal of a pool,
-//!      which waits for that creation, meets every family.
+//!   2. A family is created only while the map has its pool. The removal of a pool waits for the creation of its
+//!      family, so it meets every family.
+//!   3. A family that cannot be created holds up no other: it is asked for again in the next report interval.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::PoolId;
-use blockstore::{EngineFound, Store};
+use blockstore::{EngineFound, Store, StoreError};
 use cluster::message::{EngineReport, FamilyReport};
 use format::engine::{EngineEffect, EngineOp, FamilyStatistics, Stall, Statistics};
 
@@ -41,13 +44,22 @@ pub(crate) enum FamilyStep {
     Leave,
 }
 
+/// A family that could not be created.
+struct FailedFamily {
+    why: StoreError,
+    /// Whether it is asked for again.
+    is_due: bool,
+}
+
 /// The engine, as the node sees it.
 pub(crate) struct LocalEngine {
     engine: Engine,
     /// The node is ending to get an engine.
     is_leaving: bool,
-    /// The pool whose family is being created.
-    creating: Option<PoolId>,
+    /// The pools whose families are being created.
+    creating: BTreeSet<PoolId>,
+    /// Pools whose families could not be created.
+    failed: BTreeMap<PoolId, FailedFamily>,
     op_count: u64,
     /// Whether figures were asked for and have not come.
     is_asked: bool,
@@ -59,7 +71,8 @@ impl LocalEngine {
         LocalEngine {
             engine,
             is_leaving: false,
-            creating: None,
+            creating: BTreeSet::new(),
+            failed: BTreeMap::new(),
             op_count: 0,
             is_asked: false,
             statistics: None,
@@ -69,12 +82,12 @@ impl LocalEngine {
     /// Returns what is to be done so that PGs of this pool of objects can take part.
     pub(crate) fn step(&mut self, pool: PoolId, store: &Store) -> FamilyStep {
         match self.engine {
-            Engine::Open(_) if self.creating.is_some() || store.has_family(pool) => {
-                FamilyStep::None
-            }
             Engine::Open(_) => {
-                self.creating = Some(pool);
-                FamilyStep::Create
+                let is_tried = self.failed.get(&pool).is_some_and(|failed| !failed.is_due);
+                match store.has_family(pool) || is_tried || !self.creating.insert(pool) {
+                    true => FamilyStep::None,
+                    false => FamilyStep::Create,
+                }
             }
             Engine::Addable => {
                 self.is_leaving = true;
@@ -84,23 +97,42 @@ impl LocalEngine {
         }
     }
 
-    /// Handles the store's answer to the creation of a family. Returns its pool.
-    pub(crate) fn on_created(&mut self) -> PoolId {
-        self.creating.take().expect("it was asked for")
+    /// Handles the store's answer to the creation of a family. Returns whether it is there.
+    pub(crate) fn on_created(&mut self, pool: PoolId, result: Result<(), StoreError>) -> bool {
+        assert!(self.creating.remove(&pool), "it was asked for");
+        self.failed.remove(&pool);
+        if let Err(why) = result {
+            self.failed.insert(pool, FailedFamily { why, is_due: false });
+            return false;
+        }
+        true
+    }
+
+    /// Forgets that the family of a removed pool could not be created.
+    pub(crate) fn forget_failure(&mut self, pool: PoolId) {
+        self.failed.remove(&pool);
+    }
+
+    /// Lets families that could not be created be asked for again.
+    pub(crate) fn try_again(&mut self) {
+        self.failed.values_mut().for_each(|failed| failed.is_due = true);
     }
 
     /// Returns whether the family of this pool is being created.
     pub(crate) fn is_creating(&self, pool: PoolId) -> bool {
-        self.creating == Some(pool)
+        self.creating.contains(&pool)
     }
 
     /// Returns why PGs of this pool of objects cannot take part, as text for operators; `None`: they can.
     pub(crate) fn obstacle(&self, pool: PoolId, store: &Store) -> Option<String> {
         match &self.engine {
             Engine::Open(_) if store.has_family(pool) => None,
-            Engine::Open(_) => {
-                Some("waiting until the engine has a place for the pool's records".to_owned())
-            }
+            Engine::Open(_) => Some(match self.failed.get(&pool) {
+                Some(FailedFamily { why, .. }) => format!(
+                    "the engine has no place for the pool's records yet, and is asked again: {why:?}"
+                ),
+                None => "waiting until the engine has a place for the pool's records".to_owned(),
+            }),
             Engine::Addable => {
                 Some("this OSD restarts to get an engine for records of objects".to_owned())
             }
@@ -182,5 +214,35 @@ fn family_report(family: &FamilyStatistics) -> FamilyReport {
         records: family.record_count_estimate,
         compaction_bytes_left: family.compaction_size_pending,
         damaged: family.is_damaged,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockstore::Settings;
+
+    use super::*;
+
+    #[test]
+    fn a_family_that_cannot_be_created_holds_up_no_other() {
+        let identity = format::engine::Identity { engine: 1, store: 1 };
+        let engine = Engine::Open(EngineFound { identity, families: Vec::new() });
+        let mut engine = LocalEngine::new(engine);
+        let (pool, settings) = (base::BufferPool::default(), Settings::default());
+        // It has no families, as no recovery has found any.
+        let store = Store::open(settings, pool, 1 << 30, &mut Vec::new());
+        let [first, second] = [1, 2].map(|number| PoolId::new(number).unwrap());
+        assert_eq!(engine.step(first, &store), FamilyStep::Create);
+        assert_eq!(engine.step(first, &store), FamilyStep::None, "it is being created");
+        assert_eq!(engine.step(second, &store), FamilyStep::Create, "at the same time");
+        assert!(!engine.on_created(first, Err(StoreError::Unordered)));
+        assert!(engine.is_creating(second) && !engine.is_creating(first));
+        let why = engine.obstacle(first, &store).unwrap();
+        assert!(why.contains("Unordered"), "{why}");
+        assert_eq!(engine.step(first, &store), FamilyStep::None, "not before the next report");
+        engine.try_again();
+        assert_eq!(engine.step(first, &store), FamilyStep::Create);
+        assert!(engine.on_created(first, Ok(())) && engine.on_created(second, Ok(())));
+        assert!(!engine.obstacle(first, &store).unwrap().contains("Unordered"));
     }
 }

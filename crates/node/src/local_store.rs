@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use base::{BlockSize, BufferPool, ImageId, Time};
+use base::{BlockSize, BufferPool, ImageId, PoolId, Time};
 use blockstore::{Effect, EngineFound, Event, Request, RequestId, Settings, Store};
 use pg::CallId;
 
@@ -31,7 +31,7 @@ pub(crate) enum StoreCall {
     /// A portion of the check of the metadata.
     Metadata,
     /// The creation of a family of the engine.
-    Family,
+    Family(PoolId),
     /// A call of the PG in this slot.
     Pg(PgSlot, CallId),
 }
@@ -39,6 +39,8 @@ pub(crate) enum StoreCall {
 /// The id of a PG's call contains its slot, shifted by this many bits. Ids of the node's own calls are
 /// smaller.
 const SLOT_SHIFT: u32 = 32;
+/// The id of a creation of a family has this bit, which no slot is large enough for, and the pool.
+const FAMILY: u64 = 1 << 61;
 
 impl StoreCall {
     fn id(self) -> RequestId {
@@ -50,7 +52,7 @@ impl StoreCall {
             StoreCall::Probe => 5,
             StoreCall::StateNote => 6,
             StoreCall::Metadata => 7,
-            StoreCall::Family => 8,
+            StoreCall::Family(pool) => FAMILY | u64::from(pool.get()),
             StoreCall::Pg(slot, call) => {
                 (slot.index() as u64 + 1) << SLOT_SHIFT | u64::from(call.0)
             }
@@ -67,7 +69,9 @@ impl StoreCall {
             5 => StoreCall::Probe,
             6 => StoreCall::StateNote,
             7 => StoreCall::Metadata,
-            8 => StoreCall::Family,
+            number if number & FAMILY != 0 => {
+                StoreCall::Family(PoolId::new(number as u32).expect("an id of a call"))
+            }
             number => {
                 let place = (number >> SLOT_SHIFT).checked_sub(1).expect("an id of a call");
                 StoreCall::Pg(PgSlot::new(place as usize), CallId(number as u32))
@@ -170,7 +174,8 @@ mod tests {
             StoreCall::Probe,
             StoreCall::StateNote,
             StoreCall::Metadata,
-            StoreCall::Family,
+            StoreCall::Family(PoolId::FIRST),
+            StoreCall::Family(PoolId::new(77).expect("it is in range")),
         ];
         let slots = [0, 1, 4095].map(PgSlot::new);
         let of_pgs = slots

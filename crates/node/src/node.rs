@@ -419,6 +419,7 @@ impl Node {
 
     /// Sends a report, and does other periodic work. Called once per report interval.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.engine.try_again();
         self.tend_families(now, effects);
         self.tend_pgs(now, effects);
         self.scrubbing.begin(now);
@@ -662,7 +663,9 @@ impl Node {
                 }
                 StoreCall::Reclaim => self.on_reclaim_answer(now, result, effects),
                 StoreCall::Metadata => self.on_metadata_read(now, result, effects),
-                StoreCall::Family => self.on_family_created(now, result.is_ok(), effects),
+                StoreCall::Family(pool) => {
+                    self.on_family_created(now, pool, result.map(drop), effects);
+                }
                 StoreCall::Probe => self.disk_watch.on_probed(&self.store, result.is_ok()),
                 StoreCall::LastSync => {
                     self.store.ask(now, StoreCall::LastRecord, StoreRequest::Record);

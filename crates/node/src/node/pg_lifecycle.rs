@@ -7,7 +7,7 @@
 
 use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time, TraceEvent};
-use blockstore::{CommitMode, NoteKey, Request as StoreRequest};
+use blockstore::{CommitMode, NoteKey, Request as StoreRequest, StoreError};
 use cluster::map::{MapDelta, PoolKind};
 use cluster::message::ToMonitor;
 use format::engine::Compression;
@@ -28,6 +28,7 @@ impl Node {
         pools.extend(&delta.removed_pools);
         for pool in &delta.removed_pools {
             self.leases.forget_pool(*pool);
+            self.engine.forget_failure(*pool);
             self.sessions.takeovers.forget_pool(*pool);
             self.notes.forget_pool(*pool);
         }
@@ -283,7 +284,7 @@ impl Node {
                 FamilyStep::None => {}
                 FamilyStep::Create => {
                     let request = StoreRequest::Family { pool, compression: Some(compression) };
-                    self.store.ask(now, StoreCall::Family, request);
+                    self.store.ask(now, StoreCall::Family(pool), request);
                 }
                 FamilyStep::Leave => {
                     let what = "restarting to get an engine for records of objects";
@@ -299,14 +300,19 @@ impl Node {
     pub(super) fn on_family_created(
         &mut self,
         now: Time,
-        is_done: bool,
+        pool: PoolId,
+        result: Result<(), StoreError>,
         effects: &mut Vec<Effect>,
     ) {
-        let pool = self.engine.on_created();
+        if let Err(error) = &result {
+            let what = "the engine has no place for the records of a pool yet";
+            let event = TraceEvent::warn(what).with("pool", pool);
+            effects.push(Effect::Trace(event.with("why", format!("{error:?}"))));
+        }
+        let is_done = self.engine.on_created(pool, result);
         if is_done && self.phase == Phase::Running {
             self.review_pool(now, pool, effects);
             self.release(now, effects);
-            self.tend_families(now, effects);
         }
     }
 
