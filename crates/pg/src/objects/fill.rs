@@ -20,7 +20,6 @@ use std::collections::{BTreeSet, VecDeque};
 use ::objects::keys::{heads_range, incomplete_range, repeats_range};
 use ::objects::{Key, Kind, Name, Shard};
 use base::hash::hash_range_of_pg;
-use base::planted::{self, Bug};
 use base::{ImageId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::engine::{Answer as Found, Query};
@@ -84,6 +83,8 @@ enum Stage {
 /// Something that differs.
 enum Due {
     Object(Name),
+    /// An object that is incomplete at the learner: it is copied in parts, the last of which says that it is whole.
+    Incomplete(Name),
     Key(Vec<u8>),
     Block(BlockKey),
 }
@@ -171,7 +172,6 @@ impl Fill {
                     while let Some(listed) = list.pop() {
                         if let Some(Kind::Incomplete { name }) =
                             Key::decode(&listed.key).map(|key| key.kind)
-                            && !planted::on(Bug::HalfCopiedObjectServed)
                         {
                             self.incomplete.insert(name);
                         }
@@ -194,14 +194,17 @@ impl Fill {
                         Next::Pages => return self.page_or(Step::Lists, shape),
                         Next::Different(key) => {
                             if let Some(name) = name_of(&key) {
-                                self.incomplete.remove(&name);
-                                self.due.push_back(Due::Object(name));
+                                let is_incomplete = self.incomplete.remove(&name);
+                                self.due.push_back(match is_incomplete {
+                                    true => Due::Incomplete(name),
+                                    false => Due::Object(name),
+                                });
                             }
                             continue;
                         }
                         Next::End => {
                             let left = std::mem::take(&mut self.incomplete);
-                            self.due.extend(left.into_iter().map(Due::Object));
+                            self.due.extend(left.into_iter().map(Due::Incomplete));
                             if !self.due.is_empty() {
                                 return Step::Page(self.take_due(shape));
                             }
@@ -249,6 +252,10 @@ impl Fill {
 
     /// Takes what the next page brings. Requires: something is due.
     fn take_due(&mut self, shape: &PageShape) -> What {
+        let is_incomplete = |due: &mut Due| matches!(due, Due::Incomplete(_));
+        if let Some(Due::Incomplete(name)) = self.due.pop_front_if(is_incomplete) {
+            return What::Part(Long { name, from: None });
+        }
         let (mut names, mut keys, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         let is_alone = std::mem::take(&mut self.is_alone);
         let count_max = match self.due.front() {
@@ -256,11 +263,14 @@ impl Fill {
             Some(Due::Block(_)) => shape.block_count_max,
             _ => GROUP_MAX,
         };
-        for due in self.due.drain(..count_max.min(self.due.len())) {
+        let is_whole = |due: &&Due| !matches!(due, Due::Incomplete(_));
+        let count = self.due.iter().take(count_max).take_while(is_whole).count();
+        for due in self.due.drain(..count) {
             match due {
                 Due::Object(name) => names.push(name),
                 Due::Key(key) => keys.push(key),
                 Due::Block(key) => blocks.push(key),
+                Due::Incomplete(_) => unreachable!("it is no whole one"),
             }
         }
         match (names.is_empty(), keys.is_empty()) {

@@ -69,6 +69,8 @@ impl World {
         for to in self.learners() {
             let count = self.random.below(8);
             self.deliver_some(to, count);
+            let is_incomplete = self.osds[to].store.incomplete_count() > 0;
+            self.incomplete_count += usize::from(is_incomplete);
         }
     }
 
@@ -86,7 +88,6 @@ impl World {
         let (shape, osd) = (self.shape, &mut self.osds[index]);
         osd.store.crash(stay);
         osd.store.durable = osd.store.last;
-        self.died_incomplete_count += usize::from(osd.store.incomplete_count() > 0);
         let record = osd.store.note.as_deref().map(|note| Record::decode(note).expect("a record"));
         let buffers = BufferPool::default();
         osd.pg = Pg::new(shape, osd_id(index), osd.store.facts(), record, buffers);

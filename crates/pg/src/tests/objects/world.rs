@@ -62,8 +62,8 @@ pub struct World {
     pub batch_count: usize,
     /// Pages that were sent to learners, and those of them that were parts of objects.
     pub page_counts: (usize, usize),
-    /// Processes that died with an object that was incomplete.
-    pub died_incomplete_count: usize,
+    /// How often an epoch ended while an object was incomplete at a learner.
+    pub incomplete_count: usize,
     /// Whether a read that was overtaken too often took its turn.
     pub had_read_in_turn: bool,
     /// Percentage of batches that have to wait for room in a store.
@@ -91,6 +91,11 @@ pub fn index_of(osd: base::OsdId) -> usize {
 }
 
 impl Osd {
+    fn new(shape: Shape, index: usize) -> Osd {
+        let (store, buffers) = (Store::default(), BufferPool::default());
+        Osd { pg: Pg::new(shape, osd_id(index), store.facts(), None, buffers), store }
+    }
+
     /// Returns the version up to which it has everything durably, as an acting member.
     fn durable(&self) -> Version {
         let filled = self.pg.record().filter(|record| record.filling.is_none());
@@ -113,7 +118,11 @@ impl World {
 
     /// Creates OSDs, of which some are the members of the first epoch.
     pub fn with_others(seed: u64, osds: usize, members: usize) -> World {
-        let mut world = World::of(seed, osds, 1);
+        let mut world = World::of(seed, 0, 1);
+        // Many objects take several pages.
+        world.shape.limits.page_size_max = [40, 100, 2000][seed as usize % 3];
+        world.osds = (0..osds).map(|index| Osd::new(world.shape, index)).collect();
+        world.starts = vec![1; osds];
         let acting: Vec<usize> = (0..members).collect();
         world.set_members(&acting, &[]);
         world.osds.iter_mut().for_each(|osd| osd.store.is_fragile = true);
@@ -124,17 +133,12 @@ impl World {
     fn of(seed: u64, members: usize, pg_count: u32) -> World {
         let objects = PoolShape { pool: PoolId::FIRST, shard_count: 4, block_size: BLOCK_SIZE };
         let shape = Shape { objects: Some(objects), pg_count, ..shape() };
-        let osd = |index| {
-            let store = Store::default();
-            let buffers = BufferPool::default();
-            Osd { pg: Pg::new(shape, osd_id(index), store.facts(), None, buffers), store }
-        };
         let member = |index| format::wire::Member {
             osd: osd_id(index),
             incarnation: base::Incarnation::new(1),
         };
         let mut world = World {
-            osds: (0..members).map(osd).collect(),
+            osds: (0..members).map(|index| Osd::new(shape, index)).collect(),
             links: BTreeMap::new(),
             entry: PgEntry::new(shape.pg, (0..members).map(member)),
             ops: Vec::new(),
@@ -144,7 +148,7 @@ impl World {
             stale: Vec::new(),
             batch_count: 0,
             page_counts: (0, 0),
-            died_incomplete_count: 0,
+            incomplete_count: 0,
             had_read_in_turn: false,
             waits_percent: 0,
             told: None,
@@ -154,7 +158,9 @@ impl World {
             starts: vec![1; members],
             random: Random::new(seed),
         };
-        world.enter();
+        if members > 0 {
+            world.enter();
+        }
         world
     }
 
@@ -323,8 +329,13 @@ impl World {
 
     /// The primary says something to the other member.
     pub fn say_to_member(&mut self, body: PeerBody) -> Result<(), String> {
+        self.say(0, 1, body)
+    }
+
+    /// A member says something to another one.
+    pub fn say(&mut self, from: usize, to: usize, body: PeerBody) -> Result<(), String> {
         let mut said = Ok(());
-        self.with(1, |pg, actions| said = pg.peer_said(osd_id(0), body, actions));
+        self.with(to, |pg, actions| said = pg.peer_said(osd_id(from), body, actions));
         said
     }
 
