@@ -7,6 +7,8 @@
 
 #![allow(clippy::disallowed_methods)] // A program that starts processes and reads the clock.
 
+mod objects;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -44,6 +46,9 @@ fn main() {
     std::fs::create_dir_all(&dir).expect("the directory is writable");
     let cleanup = Cleanup(dir.clone());
     println!("one core, files in {}, medians of {rounds} rounds\n", base.display());
+    if std::env::var("TABLES").is_ok_and(|tables| tables == "objects") {
+        return objects_tables(&dir, rounds);
+    }
     store_table(&dir, rounds);
     println!("{RATIO}\n");
     path_table(&Cluster::up(&dir, "1"), "one copy, one OSD", 1, LOADS, rounds);
@@ -56,7 +61,23 @@ fn main() {
         parity_table(&cluster, cores, &loads, rounds);
         stalls(&cluster);
     }
+    objects_tables(&dir, rounds);
     drop(cleanup);
+}
+
+/// Prints the tables of pools of objects, on two cores: engine and OSD have threads of their own.
+fn objects_tables(dir: &Path, rounds: usize) {
+    let records = std::env::var("RECORDS").unwrap_or_else(|_| "100000".to_string());
+    pin_to_cores(2);
+    println!("pools of objects: {records} records of 300 to 900 bytes of text, two cores\n");
+    let one = Cluster::up(dir, "1");
+    one.add_engines();
+    objects::objects_table(&one, "one copy, one OSD", "1", &records, rounds);
+    objects::compressions_table(&one, &records);
+    drop(one);
+    let three = Cluster::up(dir, "3");
+    three.add_engines();
+    objects::objects_table(&three, "two copies, three OSDs", "2", &records, rounds);
 }
 
 /// Removes the files when dropped, also after a panic.
@@ -156,6 +177,12 @@ impl Cluster {
     fn bench(&self, volume: &str, options: &[&str]) -> Value {
         let mut command = self.command(&["bench", "volume", volume, "--json"]);
         json(command.args(options))
+    }
+
+    fn wait_until_healthy(&self) {
+        while json(&mut self.command(&["status", "--json"]))["health"] != "ok" {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
     }
 
     /// Returns the process ids of the OSDs, in order of the OSDs' numbers.
@@ -300,9 +327,7 @@ fn stalls(cluster: &Cluster) {
         assert!(output.status.success(), "the load failed over the kill");
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         longest.push(number(&value["latency_us"]["max"]) / 1e6);
-        while json(&mut cluster.command(&["status", "--json"]))["health"] != "ok" {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
+        cluster.wait_until_healthy();
     }
     let each: Vec<String> = longest.iter().map(|seconds| format!("{seconds:.2} s")).collect();
     println!("longest write while an OSD is killed (-9), each OSD once: {}\n", each.join(", "));
