@@ -397,7 +397,7 @@ mod tests {
         let (family, value) = (PoolId::FIRST, vec![7; 100]);
         let mut cache = ValueCache::new(64 << 10);
         let ask = |cache: &mut ValueCache, number: u32| {
-            let key = number.to_be_bytes();
+            let key = number.to_le_bytes();
             let is_known = cache.value(family, &key).is_some();
             if !is_known {
                 cache.fill(family, &key, Some(&value));
@@ -417,7 +417,7 @@ mod tests {
     fn places_of_removed_values_do_not_pile_up() {
         let mut cache = ValueCache::new(64 << 10);
         for number in 0..10_000_u32 {
-            let key = number.to_be_bytes().to_vec();
+            let key = number.to_le_bytes().to_vec();
             cache.fill(PoolId::FIRST, &key, None);
             cache.touch(PoolId::FIRST, &[Change::Delete { key }]);
         }

@@ -457,7 +457,7 @@ pub struct OsdReport {
     pub stalled: bool,
     /// The OSD's engine; `None`: it has none, or its figures are not known yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub engine: Option<EngineReport>,
+    pub engine: Option<Box<EngineReport>>,
     /// Progress of backfill in PGs whose primary is this OSD.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,

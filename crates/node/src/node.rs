@@ -436,7 +436,7 @@ impl Node {
         let Node { cluster, store, pgs, peer_connections, .. } = self;
         let explainer = Explainer { cluster, connections: peer_connections };
         let mut report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
-        report.engine = self.engine.report(&self.store);
+        report.engine = self.engine.report(&self.store).map(Box::new);
         effects.extend(self.engine.ask_statistics().map(Effect::Engine));
         report.scrubs = self.scrubbing.rows_to_tell(now, pgs, cluster);
         report.leftovers = self.reclaim.leftovers();

@@ -551,7 +551,7 @@ fn operations_of_a_wrong_form_are_refused_with_a_reason() {
 
 #[test]
 fn an_operation_reads_values_in_portions_and_no_more_than_it_may() {
-    let field = |number: u32| Field::Record(number.to_be_bytes().to_vec());
+    let field = |number: u32| Field::Record(number.to_le_bytes().to_vec());
     let value = || vec![7; FIELD_VALUE_MAX];
     let mut store = Store::default();
     // Each operation has room for 15 such values.

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_an_engine_is_named_and_nothing_else() {
         let codes = |engine: Option<EngineReport>| {
-            let report = OsdReport { engine, ..OsdReport::default() };
+            let report = OsdReport { engine: engine.map(Box::new), ..OsdReport::default() };
             let checks = engine_checks(OsdId::FIRST, &report);
             checks.iter().map(|check| check.code).collect::<Vec<_>>()
         };
