@@ -52,6 +52,8 @@ struct Seen {
     parts: usize,
     /// Epochs that ended while an object was incomplete at a learner.
     ended_incomplete: usize,
+    /// Acting members that lacked versions.
+    behind: usize,
 }
 
 fn run_many(seeds: std::ops::Range<u64>) -> Seen {
@@ -60,15 +62,17 @@ fn run_many(seeds: std::ops::Range<u64>) -> Seen {
         let run = || {
             let world = run(seed, 2500);
             check_filled(&world);
-            (world.page_counts, world.incomplete_count)
+            (world.page_counts, world.incomplete_count, world.failed_count)
         };
-        let ((pages, parts), ended) = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
-            println!("seed {seed}");
-            std::panic::resume_unwind(panic)
-        });
+        let ((pages, parts), ended, behind) =
+            std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+                println!("seed {seed}");
+                std::panic::resume_unwind(panic)
+            });
         seen.whole_pages += pages - parts;
         seen.parts += parts;
         seen.ended_incomplete += ended;
+        seen.behind += behind;
     }
     seen
 }
@@ -76,8 +80,8 @@ fn run_many(seeds: std::ops::Range<u64>) -> Seen {
 #[test]
 fn learners_that_die_and_change_their_primary_become_equal() {
     let seen = run_many(0..40);
-    let Seen { whole_pages, parts, ended_incomplete } = seen;
-    assert!(whole_pages > 1000 && parts > 500 && ended_incomplete > 20, "{seen:?}");
+    let Seen { whole_pages, parts, ended_incomplete, behind } = seen;
+    assert!(whole_pages > 1000 && parts > 500 && ended_incomplete > 20 && behind > 10, "{seen:?}");
 }
 
 #[test]
@@ -260,4 +264,23 @@ fn a_page_is_for_learners_and_of_the_pg() {
     let mut acting = World::with_others(0, 2, 2);
     while acting.happen() {}
     acting.say(0, 1, whole(vec![delete(0, 0x10)])).unwrap_err();
+}
+
+#[test]
+fn an_acting_member_that_lacks_versions_is_filled() {
+    for primary in [0, 1] {
+        let mut world = World::with_others(3, 2, 2);
+        while world.happen() {}
+        change(&mut world, long_object(b"a", 1));
+        world.begin(Kind::Mutate(long_object(b"a", 2)));
+        // The first one has it alone.
+        while world.happen_at_primary() {}
+        world.lose_messages();
+        world.set_members(&[primary, 1 - primary], &[]);
+        world.enter();
+        while world.happen() {}
+        assert_eq!(world.failed.iter().copied().collect::<Vec<_>>(), vec![1]);
+        world.fill_all();
+        check_filled(&world);
+    }
 }

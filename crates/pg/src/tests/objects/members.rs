@@ -1,13 +1,14 @@
 //! Members of a PG of objects come, go, die and are filled, in epochs that follow each other.
 //!
-//! Acting members that differ are not brought together yet: before an epoch ends, all that stay have got the same
-//! batches. Those that go, and learners, have any prefix.
+//! When an epoch ends, members have any prefix of its batches. Acting members that have less than others become
+//! learners.
 
 use base::{BufferPool, Incarnation, Version};
 use format::wire::{Member, PgEntry, Refusal};
 
 use super::super::world::osd_id;
-use super::world::{World, index_of};
+use super::any_operation;
+use super::world::{Kind, World, index_of};
 use crate::{Absence, Pg, Record, Serving, Ticket};
 
 impl World {
@@ -54,16 +55,27 @@ impl World {
         }
     }
 
-    /// The epoch ends for these, which have all that the primary sent; learners have a part of it.
+    /// The epoch ends for these, which have all that the primary sent, or not; learners have a part of it.
     fn settle(&mut self, staying: &[usize]) {
         let primary = self.primary();
+        if self.serves() && self.random.below(2) == 0 {
+            // Some batches are on their way.
+            for _ in 0..3 {
+                let known = self.some_version();
+                let operation = any_operation(&mut self.random, known);
+                self.begin(Kind::Mutate(operation));
+            }
+            (0..20).for_each(|_| drop(self.happen_at_primary()));
+        }
         if !staying.contains(&primary) && staying.len() == 1 {
             // Whatever the only one has is adopted.
             let count = self.random.below(4);
             self.deliver_some(staying[0], count);
         } else {
             for to in staying.iter().filter(|to| **to != primary) {
-                self.deliver_some(*to, usize::MAX);
+                let count =
+                    if self.random.below(3) == 0 { self.random.below(4) } else { usize::MAX };
+                self.deliver_some(*to, count);
             }
         }
         for to in self.learners() {
@@ -106,6 +118,14 @@ impl World {
         if let Some(absent) = self.absent {
             return self.end_absence(absent);
         }
+        if !self.failed.is_empty() {
+            let complete = self.complete.first().copied();
+            return match (complete, self.random.below(3)) {
+                (Some(index), 0) => self.join(index),
+                (None, 0) => {}
+                _ => self.drop_failed(),
+            };
+        }
         match self.random.below(8) {
             0 | 1 => {
                 let Some(index) = self.any_of(&learners) else { return };
@@ -136,6 +156,15 @@ impl World {
                 return self.join(index);
             }
         }
+        self.go_on_with(acting, &learners);
+    }
+
+    /// The members that the primary cannot go on with become learners.
+    fn drop_failed(&mut self) {
+        let (mut acting, mut learners) = (self.acting(), self.learners());
+        acting.retain(|index| !self.failed.contains(index));
+        learners.extend(&self.failed);
+        self.settle(&acting);
         self.go_on_with(acting, &learners);
     }
 
@@ -174,7 +203,7 @@ impl World {
     /// As time goes by, the primary finds that a member is lost.
     pub fn wait(&mut self) {
         let primary = self.primary();
-        if self.absent.is_some() {
+        if self.absent.is_some() || !self.failed.is_empty() {
             self.with(primary, |pg, actions| {
                 pg.fill_meanwhile(|_| Absence::Down, false, actions);
                 pg.fill(2, actions);
@@ -211,6 +240,10 @@ impl World {
             self.wait();
             while self.happen() {}
             let complete = self.complete.first().copied();
+            if self.absent.is_none() && !self.failed.is_empty() {
+                self.drop_failed();
+                continue;
+            }
             match (self.absent, complete) {
                 (Some(lost), Some(_)) => self.end_absence(lost),
                 (None, Some(index)) => self.join(index),

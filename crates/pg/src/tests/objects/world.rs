@@ -72,6 +72,10 @@ pub struct World {
     told: Option<Result<Outcome, Refusal>>,
     /// Learners of the epoch that are reported complete.
     pub complete: BTreeSet<usize>,
+    /// Acting members that the primary cannot go on with.
+    pub failed: BTreeSet<usize>,
+    /// How often the primary found that members lack versions.
+    pub failed_count: usize,
     pub(super) shape: Shape,
     /// The acting member that is lost in this epoch, which has too few others to serve.
     pub absent: Option<usize>,
@@ -153,6 +157,8 @@ impl World {
             waits_percent: 0,
             told: None,
             complete: BTreeSet::new(),
+            failed: BTreeSet::new(),
+            failed_count: 0,
             shape,
             absent: None,
             starts: vec![1; members],
@@ -190,6 +196,7 @@ impl World {
         self.entry.revision = MapRevision::new(self.entry.epoch.get().into());
         self.links.clear();
         self.complete.clear();
+        self.failed.clear();
         let entry = self.entry.clone();
         let scheme = base::Scheme::Copies { count: self.osds.len() as u8 };
         // Members first: none of them meets a message of an epoch that it has not entered.
@@ -433,6 +440,12 @@ impl World {
             }
             Action::Need(Need::Complete(member)) if self.entry.learner(member.osd).is_some() => {
                 self.complete.insert(index_of(member.osd));
+            }
+            Action::Need(Need::Failed(member, _))
+                if self.entry.acting_member(member.osd).is_some() =>
+            {
+                self.failed.insert(index_of(member.osd));
+                self.failed_count += 1;
             }
             Action::Need(_) => {}
             other => panic!("{other:?}"),
