@@ -17,14 +17,19 @@
 //!      claims more than its store has.
 //!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a part
 //!      in the newest map.
-//!   5. A pool is reported to the monitor as cleared when all of its data is gone, durably.
+//!   5. Of each PG of objects without a record this OSD has looked, in this run, whether records of objects are
+//!      left: a removal may have ended between the two, and no block may tell of it.
+//!   6. A pool is reported to the monitor as cleared when all of its data is gone, durably.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
-use base::{Duration, Epoch, MapRevision, PgId, PoolId, Scheme, Time};
-use blockstore::{BlockKey, NoteKey, Request as StoreRequest, Store};
+use base::{BlockSize, Duration, Epoch, MapRevision, PgId, PoolId, Scheme, Time, Version};
+use blockstore::{Answer, BlockKey, NoteKey, Page, Request as StoreRequest, Store, StoreError};
+use cluster::map::PoolKind;
+use format::engine::{Answer as Found, Change, Query};
 use format::wire::{Content, PgEntry};
+use objects::{Shard, keys};
 use pg::Record;
 
 use crate::cluster_view::{ClusterView, is_sound};
@@ -52,6 +57,8 @@ pub(crate) struct Reclaim {
     candidates: BTreeMap<PgId, Candidate>,
     /// The last PG that was checked.
     looked_at: Option<PgId>,
+    /// PGs of objects of which no records are left here.
+    without_keys: BTreeSet<PgId>,
     current: Option<Current>,
 }
 
@@ -90,6 +97,10 @@ enum Stage {
     Records,
     /// Drops versions that are only prepared: a block that has such versions cannot be removed.
     Prepared,
+    /// Looks whether records of objects of the PG are left.
+    Look,
+    /// Removes them.
+    Keys,
     /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,
     /// Removes the family of a pool of objects, with all its records.
@@ -158,6 +169,9 @@ impl Reclaim {
         let pool = pools.find(|target| holdings.may_remove(*target));
         let target =
             pool.or_else(|| self.superfluous_pg(now, holdings, has_joined).map(Target::Pg));
+        if let Some(Target::Pg(pg)) = target {
+            self.without_keys.remove(&pg);
+        }
         self.current = target.map(|target| Current {
             target,
             stage: Stage::Records,
@@ -181,6 +195,8 @@ impl Reclaim {
             let requests = match current.stage {
                 Stage::Records => holdings.record_removals(current.target),
                 Stage::Prepared => holdings.settles(current.target),
+                Stage::Look => holdings.key_look(current.target),
+                Stage::Keys => holdings.key_removal(current.target),
                 Stage::Blocks => holdings.block_removals(current.target),
                 Stage::Family => holdings.family_removal(current.target),
             };
@@ -191,25 +207,41 @@ impl Reclaim {
             }
             match current.stage {
                 Stage::Records => current.stage = Stage::Prepared,
-                Stage::Prepared => current.stage = Stage::Blocks,
+                Stage::Prepared => current.stage = Stage::Look,
+                Stage::Look | Stage::Keys => current.stage = Stage::Blocks,
                 Stage::Blocks => current.stage = Stage::Family,
                 Stage::Family => break,
             }
         }
         let target = current.target;
         self.current = None;
-        if let Target::Pool(pool) = target {
-            self.asked.remove(&pool);
+        match target {
+            Target::Pool(pool) => {
+                self.asked.remove(&pool);
+                self.without_keys.retain(|pg| pg.pool != pool);
+            }
+            Target::Pg(pg) if holdings.object_shape(pg).is_some() => {
+                self.without_keys.insert(pg);
+            }
+            Target::Pg(_) => {}
         }
         Next::Done(target)
     }
 
     /// Handles the store's result for one of the requests.
-    pub(crate) fn on_removed(&mut self, is_done: bool) -> Answered {
+    pub(crate) fn on_removed(&mut self, result: &Result<Answer, StoreError>) -> Answered {
         let current = self.current.as_mut().expect("its requests are awaited");
         assert!(current.missing > 0);
         current.missing -= 1;
-        current.has_failed |= !is_done;
+        match (current.stage, result) {
+            (Stage::Look, Ok(answer)) => {
+                current.stage = if has_records(answer) { Stage::Keys } else { Stage::Blocks };
+            }
+            // What cannot be read can be removed.
+            (Stage::Look, Err(StoreError::RecordsDamaged { .. })) => current.stage = Stage::Keys,
+            (Stage::Keys, Ok(_)) => current.stage = Stage::Blocks,
+            (_, result) => current.has_failed |= result.is_err(),
+        }
         match (current.missing, current.has_failed) {
             (0, false) => Answered::GoOn,
             (0, true) => Answered::GiveUp,
@@ -263,7 +295,7 @@ impl Reclaim {
     /// Drops candidates whose data is no longer superfluous, and checks up to [`LOOK_COUNT_MAX`] further
     /// PGs of the map.
     fn look_for_superfluous(&mut self, now: Time, holdings: Holdings<'_>) {
-        let Reclaim { candidates, looked_at, .. } = self;
+        let Reclaim { candidates, looked_at, without_keys, .. } = self;
         let cluster = holdings.cluster;
         candidates.retain(|pg, candidate| {
             let is_of = |entry: &PgEntry| entry.epoch == candidate.epoch;
@@ -279,7 +311,9 @@ impl Reclaim {
         };
         for entry in next {
             let has_room = candidates.len() < CANDIDATE_COUNT_MAX;
-            if has_room && holdings.has_data(entry.pg) && holdings.is_superfluous(entry.pg) {
+            let has_data = holdings.has_data(entry.pg)
+                || holdings.object_shape(entry.pg).is_some() && !without_keys.contains(&entry.pg);
+            if has_room && has_data && holdings.is_superfluous(entry.pg) {
                 let scheme = cluster.pool(entry.pg.pool).map(|known| known.pool.scheme);
                 candidates.entry(entry.pg).or_insert(Candidate {
                     epoch: entry.epoch,
@@ -362,6 +396,45 @@ impl Holdings<'_> {
         self.store.blocks(pool, first, last, None).map(|(key, ..)| key)
     }
 
+    /// Returns the number of shards of the PG's pool and its block size, if it is one of objects that has a
+    /// place for its records here.
+    fn object_shape(&self, pg: PgId) -> Option<(u32, BlockSize)> {
+        let rules = &self.cluster.pool(pg.pool)?.pool;
+        match rules.kind {
+            PoolKind::Object { shards, .. } if self.store.has_family(pg.pool) => {
+                Some((shards, rules.block_size))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the range of the PG's keys, and the block size, if it has records of objects.
+    fn keys_of(&self, target: Target) -> Option<(PgId, (Vec<u8>, Vec<u8>), BlockSize)> {
+        let Target::Pg(pg) = target else { return None };
+        let (shard_count, block_size) = self.object_shape(pg)?;
+        let pg_count = self.cluster.map().pools[&pg.pool].pool.pg_count;
+        let (first, last) = hash_range_of_pg(pg.number, pg_count);
+        let shard = |hash| Shard::of_hash(hash, shard_count);
+        Some((pg, keys::shards_range(shard(first), shard(last)), block_size))
+    }
+
+    fn key_look(self, target: Target) -> Vec<StoreRequest> {
+        let look = |(pg, (start, end), _): (PgId, (Vec<u8>, Vec<u8>), BlockSize)| {
+            let queries = vec![Query::Scan { start, end: Some(end), count_max: 1, size_max: 1 }];
+            StoreRequest::Records { pg, queries, from_memory: false }
+        };
+        self.keys_of(target).map(look).into_iter().collect()
+    }
+
+    fn key_removal(self, target: Target) -> Vec<StoreRequest> {
+        let removal = |(pg, (start, end), block_size): (PgId, (Vec<u8>, Vec<u8>), BlockSize)| {
+            let records = vec![Change::DeleteRange { start, end }];
+            let version = Version::ZERO;
+            StoreRequest::Page(Page { pg, block_size, version, records, blocks: Vec::new() })
+        };
+        self.keys_of(target).map(removal).into_iter().collect()
+    }
+
     fn block_removals(self, target: Target) -> Vec<StoreRequest> {
         let removal = |key: BlockKey| {
             let pg = match target {
@@ -408,4 +481,12 @@ impl Holdings<'_> {
         };
         pgs.take(PORTION_MAX).map(settle).collect()
     }
+}
+
+/// Whether a look found records.
+fn has_records(answer: &Answer) -> bool {
+    let Answer::Records { answers, .. } = answer else { return false };
+    answers
+        .iter()
+        .any(|found| matches!(found, Found::Records { records, .. } if !records.is_empty()))
 }

@@ -441,6 +441,11 @@ pub struct BatchContent {
 }
 
 impl BatchContent {
+    /// Returns the size of the units of blocks that get data, in bytes.
+    pub fn units_size(&self) -> usize {
+        self.data.len().saturating_sub(padded(self.body_length))
+    }
+
     /// Checks the sizes. The error says what is wrong.
     pub fn check(&self) -> Result<(), &'static str> {
         let body_size = padded(self.body_length);

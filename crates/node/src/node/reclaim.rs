@@ -86,7 +86,7 @@ impl Node {
         result: Result<Answer, StoreError>,
         effects: &mut Vec<Effect>,
     ) {
-        match self.reclaim.on_removed(result.is_ok()) {
+        match self.reclaim.on_removed(&result) {
             Answered::Wait => {}
             Answered::GoOn => self.reclaim_more(now, effects),
             Answered::GiveUp => self.give_up_reclaim(now, effects),

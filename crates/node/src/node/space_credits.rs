@@ -2,7 +2,7 @@
 
 use base::{BlockSize, Time};
 use blockstore::{BlockKey, Request as StoreRequest};
-use format::wire::{Change, Content, PeerBody, PgEntry};
+use format::wire::{BatchContent, Change, Content, PeerBody, PgEntry};
 
 use super::Node;
 use crate::Effect;
@@ -75,6 +75,9 @@ impl Node {
     /// Returns whether this OSD, as a learner, has space for a new block from its primary, beyond the
     /// space promised to others.
     pub(super) fn may_take_copy(&mut self, now: Time, slot: PgSlot, body: &PeerBody) -> bool {
+        if let PeerBody::Page { content, .. } | PeerBody::Batch { content, .. } = body {
+            return self.may_take_units(now, slot, content);
+        }
         let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
         | PeerBody::Part { key, content: Content::Block { .. }, .. }
         | PeerBody::Parity { key, content: Content::Block { .. }, .. }
@@ -86,6 +89,21 @@ impl Node {
         let learns = |entry: &PgEntry| entry.learner(me).is_some();
         let is_learner = self.pgs[slot].entry().is_some_and(learns);
         !is_learner || self.may_take_block(now, slot, key, true)
+    }
+
+    /// Returns whether this OSD, if it is a learner, has space for the blocks of a page or batch, beyond the space
+    /// promised to others.
+    fn may_take_units(&mut self, now: Time, slot: PgSlot, content: &BatchContent) -> bool {
+        let me = self.identity.osd;
+        let is_learner = self.pgs[slot].entry().is_some_and(|entry| entry.learner(me).is_some());
+        let units = content.units_size() as u64;
+        if !is_learner || units == 0 {
+            return true;
+        }
+        let bytes = units.next_multiple_of(self.pgs[slot].block_size().bytes());
+        let reserve_bytes = self.store.space().reserve_bytes;
+        self.review_demand(now);
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
     }
 
     /// Returns whether this OSD, as an acting member, has space for a repair beyond the space promised to

@@ -1,11 +1,13 @@
 //! Tests of pools of objects: when an OSD gets an engine, and the families in it.
 
+use ::objects::{Field, Name, ObjectChange, ObjectSteps, Operation};
 use base::{BufferPool, Epoch, PoolId};
 use cluster::map::PoolKind;
 use engine::Twin;
 use format::engine::Compression;
 use format::wire::{Op, Outcome, Payload, PeerBody, PeerMessage, Refusal};
 
+use super::reclaim::served_by_another;
 use super::*;
 use crate::Engine;
 use crate::report::why_idle;
@@ -396,4 +398,64 @@ fn a_list_waits_for_its_slowest_pg_and_is_forgotten_with_its_connection() {
 /// Returns the change of the map to this epoch, since this revision.
 fn objects_since(since: u64, epoch: u32) -> FromMonitor {
     of_objects(map(since, 10 * u64::from(epoch), vec![entry(epoch, 1)], &[]))
+}
+
+// ---- what a PG leaves behind ----------------------------------------------------------------
+
+/// Returns an operation that puts an object with a record, and data of this size.
+fn put_object(size: usize) -> Op {
+    let name = Name::new(b"a").unwrap();
+    let put = ObjectChange::Put(vec![7; size]);
+    let set = ObjectChange::Set(Field::Record(b"key".to_vec()), b"value".to_vec());
+    let steps = ObjectSteps { name, assertions: vec![], changes: vec![put, set] };
+    let operation = Operation { objects: vec![steps] };
+    let operation = Payload::new(&operation.encode(), &BufferPool::default());
+    Op::Mutate { number: 1, lowest: 1, again: false, operation }
+}
+
+fn record_count(rig: &Rig) -> usize {
+    rig.engine.as_ref().expect("it has one").records(POOL).count()
+}
+
+/// Returns a node that had the PG with an object of this size. The PG is complete elsewhere now.
+fn leaving(size: usize) -> Rig {
+    let mut rig = serving();
+    assert!(is_active(&mut rig));
+    assert!(rig.ask(1, put_object(size)).is_ok());
+    rig.advance(Duration::from_secs(2));
+    assert!(record_count(&rig) > 2);
+    rig.monitor_says(of_objects(served_by_another(10, 2)));
+    rig
+}
+
+#[test]
+fn what_a_pg_of_objects_has_goes_when_the_pg_leaves() {
+    let mut rig = leaving(100 << 10);
+    assert!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count() > 0);
+    rig.advance(Duration::from_secs(4));
+    assert!(record_count(&rig) > 2, "not at once");
+    rig.advance(Duration::from_secs(4));
+    rig.advance(Duration::from_secs(4));
+    assert_eq!(record_count(&rig), 0);
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
+    assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_none());
+    let asked = rig.engine_asked.len();
+    (0..5).for_each(|_| rig.advance(Duration::from_secs(4)));
+    let reads = rig.engine_asked[asked..].iter().filter(|asked| asked.starts_with("Read"));
+    assert_eq!(reads.count(), 0, "it looks once in a run");
+}
+
+#[test]
+fn records_without_a_record_of_their_pg_are_found_by_the_next_run() {
+    let mut rig = leaving(9);
+    rig.holds_engine = true;
+    (0..3).for_each(|_| rig.advance(Duration::from_secs(4)));
+    assert!(rig.node.reclaim.is_removing(PG));
+    assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_none());
+    let mut rig = again(rig);
+    rig.join(2);
+    assert!(record_count(&rig) > 2, "nothing else tells of them");
+    rig.monitor_says(of_objects(served_by_another(10, 2)));
+    (0..3).for_each(|_| rig.advance(Duration::from_secs(4)));
+    assert_eq!(record_count(&rig), 0);
 }

@@ -59,7 +59,7 @@ fn a_pool_is_cleared_only_when_started_writes_have_ended() {
 }
 
 /// Returns a map with an entry whose only member is another OSD.
-fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
+pub fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
     let other = OsdId::new(2).unwrap();
     let member = Member { osd: other, incarnation: Incarnation::new(1) };
     let entry = PgEntry { positions: vec![Some(member)], ..entry(epoch, 1) };
