@@ -7,7 +7,7 @@ use engine::Twin;
 use format::engine::Compression;
 use format::wire::{Op, Outcome, Payload, PeerBody, PeerMessage, Refusal};
 
-use super::reclaim::served_by_another;
+use super::reclaim::elsewhere;
 use super::*;
 use crate::Engine;
 use crate::report::why_idle;
@@ -421,10 +421,11 @@ fn record_count(rig: &Rig) -> usize {
 fn leaving(size: usize) -> Rig {
     let mut rig = serving();
     assert!(is_active(&mut rig));
+    rig.accept(CLIENT);
     assert!(rig.ask(1, put_object(size)).is_ok());
     rig.advance(Duration::from_secs(2));
     assert!(record_count(&rig) > 2);
-    rig.monitor_says(of_objects(served_by_another(10, 2)));
+    rig.monitor_says(of_objects(elsewhere(10, 11, 2)));
     rig
 }
 
@@ -455,7 +456,7 @@ fn records_without_a_record_of_their_pg_are_found_by_the_next_run() {
     let mut rig = again(rig);
     rig.join(2);
     assert!(record_count(&rig) > 2, "nothing else tells of them");
-    rig.monitor_says(of_objects(served_by_another(10, 2)));
+    rig.monitor_says(of_objects(elsewhere(0, 12, 2)));
     (0..3).for_each(|_| rig.advance(Duration::from_secs(4)));
     assert_eq!(record_count(&rig), 0);
 }

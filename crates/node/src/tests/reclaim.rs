@@ -59,7 +59,12 @@ fn a_pool_is_cleared_only_when_started_writes_have_ended() {
 }
 
 /// Returns a map with an entry whose only member is another OSD.
-pub fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
+fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
+    elsewhere(since, since + 1, epoch)
+}
+
+/// Returns the same map in this revision.
+pub fn elsewhere(since: u64, revision: u64, epoch: u32) -> FromMonitor {
     let other = OsdId::new(2).unwrap();
     let member = Member { osd: other, incarnation: Incarnation::new(1) };
     let entry = PgEntry { positions: vec![Some(member)], ..entry(epoch, 1) };
@@ -72,7 +77,7 @@ pub fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
         up: true,
         in_cluster: true,
     };
-    let pools = vec![pool_delta(since, since + 1, vec![entry], &[])];
+    let pools = vec![pool_delta(since, revision, vec![entry], &[])];
     FromMonitor::Map(MapDelta { osds: vec![osd], pools, ..MapDelta::default() })
 }
 
