@@ -65,7 +65,9 @@ impl World {
                 let operation = any_operation(&mut self.random, known);
                 self.begin(Kind::Mutate(operation));
             }
-            (0..20).for_each(|_| drop(self.happen_at_primary()));
+            for _ in 0..20 {
+                self.happen_at_primary();
+            }
         }
         if !staying.contains(&primary) && staying.len() == 1 {
             // Whatever the only one has is adopted.
