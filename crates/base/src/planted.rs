@@ -86,8 +86,8 @@ pub enum Bug {
     RepeatClosedEarly,
     /// PG: a read of objects is answered before all members have the versions that it shows.
     ReadShowsUnacknowledged,
-    /// PG: a learner keeps no mark of an object of which it has only a part: the head has the right version, so
-    /// the object is taken for whole.
+    /// PG: a learner keeps no mark of an object of which it has only a part: the head has the right version,
+    /// so the object is taken for whole.
     HalfCopiedObjectServed,
     /// PG: batches pass the gate while what they change is read for a learner's page.
     PageOvertakesMutation,

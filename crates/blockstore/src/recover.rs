@@ -61,9 +61,9 @@ const MARKS_RESERVE: u64 = 4 * IDLE_RESERVE;
 /// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 pub const SUSPECTS_MAX: usize = 64;
 
-/// Returns the journal space that checkpoints leave free while they may free nothing, in bytes: for entries of
-/// PGs that a start makes suspect; for idle entries and decisions of starts that are killed again and again;
-/// and for the checkpoint that frees the head at last.
+/// Returns the journal space that checkpoints leave free while they may free nothing, in bytes: for entries
+/// of PGs that a start makes suspect; for idle entries and decisions of starts that are killed again and
+/// again; and for the checkpoint that frees the head at last.
 pub fn start_room(sector_size: u32) -> u64 {
     let suspect = EntryHeader::size_of(EntryKind::Suspect, 0, sector_size);
     4 * IDLE_RESERVE + SUSPECTS_MAX as u64 * u64::from(suspect)

@@ -119,8 +119,8 @@ impl<'a> StoppedStore<'a> {
         self.engine.families()
     }
 
-    /// Calls `on_record` with each record of a pool, in the order of keys, as a start would find it. The error
-    /// says what of the engine cannot be read.
+    /// Calls `on_record` with each record of a pool, in the order of keys, as a start would find it. The
+    /// error says what of the engine cannot be read.
     pub fn walk_records(
         &mut self,
         family: PoolId,

@@ -14,8 +14,8 @@ pub trait ReadEngine {
     /// Returns its identity and families.
     fn found(&self) -> EngineFound;
 
-    /// Calls `on_record` with each record of a family, in the order of keys. All that is read is compared with
-    /// its checksums; the error says what cannot be read.
+    /// Calls `on_record` with each record of a family, in the order of keys. All that is read is compared
+    /// with its checksums; the error says what cannot be read.
     fn walk(
         &mut self,
         family: PoolId,

@@ -412,8 +412,8 @@ impl ObjectPool {
         Ok(merge_pages(pages, listing.count_max, listing.size_max))
     }
 
-    /// Returns a page as [`ObjectPool::list`] does, of as many objects as one message of each OSD tells of: up to
-    /// some MiB. The limits of the listing do not count.
+    /// Returns a page as [`ObjectPool::list`] does, of as many objects as one message of each OSD tells of:
+    /// up to some MiB. The limits of the listing do not count.
     ///
     /// Errors: `Invalid`, `Damaged`, `Ended`.
     pub async fn scan(

@@ -42,8 +42,8 @@ impl Lists {
         assert!(old.is_none(), "each sequence is served once");
     }
 
-    /// Takes the outcome for a PG. Returns the outcome to reply with, now: that of a list when it is complete,
-    /// any other one as it is.
+    /// Takes the outcome for a PG. Returns the outcome to reply with, now: that of a list when it is
+    /// complete, any other one as it is.
     pub(crate) fn take(
         &mut self,
         id: ListId,

@@ -41,7 +41,8 @@ use crate::operation::{
 /// The most operations of one run.
 pub const RUN_OPERATIONS_MAX: u32 = 1024;
 
-/// The most attributes and records that are wanted at a time: as many as [`OPERATION_VALUES_MAX`] has room for.
+/// The most attributes and records that are wanted at a time: as many as [`OPERATION_VALUES_MAX`] has room
+/// for.
 const FIELDS_WANTED_MAX: usize = OPERATION_VALUES_MAX / FIELD_VALUE_MAX;
 /// The most values, in bytes, that were read for one operation and are kept for the next one.
 const VALUES_KEPT_MAX: usize = 1 << 20;

@@ -179,8 +179,8 @@ impl Pg {
         self.shape.objects.expect("the pool has objects")
     }
 
-    /// Prepares turns, sends batches and fills learners until all wait for something. If the epoch has ended, what is not
-    /// sent is answered when the next one begins.
+    /// Prepares turns, sends batches and fills learners until all wait for something. If the epoch has ended,
+    /// what is not sent is answered when the next one begins.
     pub(crate) fn pump_objects(&mut self, actions: &mut Vec<Action>) {
         while self.serving == Serving::Active
             && let Some(turn) = self.objects.ready.pop_front()

@@ -227,8 +227,8 @@ impl Pg {
     /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
     /// has a prefix of the PG's versions, so those with the same last one have the same. What a member held
     /// before it was filled says nothing. A member with less cannot be brought forward yet: it leaves where
-    /// enough others remain, and is filled as a learner. Where too few remain, the one that leads fills learners
-    /// meanwhile: these take its place.
+    /// enough others remain, and is filled as a learner. Where too few remain, the one that leads fills
+    /// learners meanwhile: these take its place.
     fn judge_objects(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let adopted = lead.highest_complete();

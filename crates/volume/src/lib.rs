@@ -154,8 +154,8 @@ pub enum Operation {
         /// The most bytes that the answers may have: what this read counts among those in flight.
         answers_size_max: u64,
     },
-    /// In an object pool: list the objects of all PGs. Each OSD is asked once for the PGs that it leads, or for
-    /// as many of them as fit.
+    /// In an object pool: list the objects of all PGs. Each OSD is asked once for the PGs that it leads, or
+    /// for as many of them as fit.
     List {
         /// Which objects of each PG, encoded: at most [`format::wire::PAYLOAD_SIZE_MAX`] bytes.
         names: Vec<u8>,

@@ -13,8 +13,8 @@ const COMPRESSIONS: [&str; 8] =
     ["none", "snappy", "lz4", "lz4hc", "zstd", "zlib", "zlib-best", "bzip2"];
 /// The compression of a pool for which none was chosen.
 const DEFAULT_COMPRESSION: &str = "lz4";
-/// The pool by which the OSDs get their engines. They restart for that, and a pool that is created meanwhile lacks
-/// copies.
+/// The pool by which the OSDs get their engines. They restart for that, and a pool that is created meanwhile
+/// lacks copies.
 const FIRST_POOL: &str = "first";
 
 /// One kind of load: its name, its options, and the load of the engine beside it.
@@ -104,7 +104,8 @@ pub fn objects_table(cluster: &Cluster, title: &str, copies: &str, records: &str
     );
 }
 
-/// Prints the table of compressions: of a pool with one copy, and the size that the engine alone takes on disk.
+/// Prints the table of compressions: of a pool with one copy, and the size that the engine alone takes on
+/// disk.
 pub fn compressions_table(cluster: &Cluster, records: &str) {
     let dir = cluster.dir.parent().expect("ours");
     println!(

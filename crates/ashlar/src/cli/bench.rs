@@ -62,12 +62,14 @@ pub enum BenchCommand {
         #[arg(long, value_enum, default_value = "fill")]
         op: KvOpArg,
         /// Number of records that the load is spread over
-        #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "COUNT", default_value_t = 10_000,
+              value_parser = clap::value_parser!(u64).range(1..))]
         records: u64,
         #[command(flatten)]
         load: RecordArgs,
         /// Records of one request of a fill
-        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100,
+              value_parser = clap::value_parser!(u64).range(1..=10_000))]
         batch: u64,
         /// Smallest value
         #[arg(long, value_name = "SIZE", default_value = "300B")]
@@ -85,7 +87,8 @@ pub enum BenchCommand {
         #[arg(long, value_enum, default_value = "fill")]
         op: ObjectOpArg,
         /// Number of objects that the load is spread over
-        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100,
+              value_parser = clap::value_parser!(u64).range(1..))]
         records: u64,
         #[command(flatten)]
         load: RecordArgs,
@@ -102,10 +105,12 @@ pub enum BenchCommand {
         /// Directory for the scratch directory, which is removed at the end
         path: PathBuf,
         /// Number of records
-        #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100_000,
+              value_parser = clap::value_parser!(u64).range(1..))]
         records: u64,
         /// Records of one write
-        #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        #[arg(long, value_name = "COUNT", default_value_t = 100,
+              value_parser = clap::value_parser!(u64).range(1..=1000))]
         batch: u64,
         /// Smallest value
         #[arg(long, value_name = "SIZE", default_value = "300B")]

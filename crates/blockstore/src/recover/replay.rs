@@ -160,8 +160,8 @@ impl Recovery {
         self.fetch(journal.offset + position, size as usize, io);
     }
 
-    /// Reads the next out-of-line data of the entry. Returns false if none is left to be read, and the entry is
-    /// judged: of a place outside the data area nothing is read, and no such data matches.
+    /// Reads the next out-of-line data of the entry. Returns false if none is left to be read, and the entry
+    /// is judged: of a place outside the data area nothing is read, and no such data matches.
     fn fetch_data(&mut self, io: &mut Io<'_>) -> Result<bool, String> {
         let data = self.parts().superblock.data;
         self.stage = Stage::Data;

@@ -169,8 +169,8 @@ impl Survey {
     }
 
     /// Whether the entry is a prepared version that some entry records as committed. A commit holds for all
-    /// members, whatever happened to the entry that records it. Not a copy: while that is not durable, recovery
-    /// reads the version itself.
+    /// members, whatever happened to the entry that records it. Not a copy: while that is not durable,
+    /// recovery reads the version itself.
     pub fn is_committed(&self, header: &EntryHeader) -> bool {
         let committed = header.pg.and_then(|pg| self.committed.get(&pg));
         let is_first = header.kind.is_prepared() && !header.flags.is_copy;

@@ -27,7 +27,8 @@ pub(super) struct Lag {
 }
 
 impl Store {
-    /// Whether the engine takes less than comes. Give no version to a mutation of an object while this is true.
+    /// Whether the engine takes less than comes. Give no version to a mutation of an object while this is
+    /// true.
     pub fn is_lagging(&self) -> bool {
         self.lag.is_lagging
     }

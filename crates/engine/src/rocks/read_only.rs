@@ -24,8 +24,8 @@ impl RocksReadOnly {
         Ok((RocksReadOnly(opened), found))
     }
 
-    /// Calls `on_record` with each record of a family, in the order of keys. All blocks of its files are compared
-    /// with their checksums; the error says which one cannot be read.
+    /// Calls `on_record` with each record of a family, in the order of keys. All blocks of its files are
+    /// compared with their checksums; the error says which one cannot be read.
     pub fn walk(
         &self,
         family: PoolId,

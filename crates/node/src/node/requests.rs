@@ -110,8 +110,8 @@ impl Node {
         }
     }
 
-    /// Counts a request of one PG, and serves it, refuses it or lets it wait. `bytes`: what it holds in memory
-    /// while it is open.
+    /// Counts a request of one PG, and serves it, refuses it or lets it wait. `bytes`: what it holds in
+    /// memory while it is open.
     fn admit(
         &mut self,
         now: Time,

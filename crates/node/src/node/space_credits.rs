@@ -91,8 +91,8 @@ impl Node {
         !is_learner || self.may_take_block(now, slot, key, true)
     }
 
-    /// Returns whether this OSD, if it is a learner, has space for the blocks of a page or batch, beyond the space
-    /// promised to others.
+    /// Returns whether this OSD, if it is a learner, has space for the blocks of a page or batch, beyond the
+    /// space promised to others.
     fn may_take_units(&mut self, now: Time, slot: PgSlot, content: &BatchContent) -> bool {
         let me = self.identity.osd;
         let is_learner = self.pgs[slot].entry().is_some_and(|entry| entry.learner(me).is_some());

@@ -83,7 +83,8 @@ enum Stage {
 /// Something that differs.
 enum Due {
     Object(Name),
-    /// An object that is incomplete at the learner: it is copied in parts, the last of which says that it is whole.
+    /// An object that is incomplete at the learner: it is copied in parts, the last of which says that it is
+    /// whole.
     Incomplete(Name),
     Key(Vec<u8>),
     Block(BlockKey),
@@ -118,8 +119,8 @@ impl Fill {
         }
     }
 
-    /// Whether the gate stands still until the learner has all batches: what a bound learner may lack fits one
-    /// entry.
+    /// Whether the gate stands still until the learner has all batches: what a bound learner may lack fits
+    /// one entry.
     fn holds_gate(&self) -> bool {
         matches!(self.stage, Stage::Walked)
     }
@@ -151,8 +152,8 @@ impl Fill {
         }
     }
 
-    /// Returns what to do next. `mark`: up to this version all acting members have everything. `threshold`: up
-    /// to this version the learner has everything of the shard.
+    /// Returns what to do next. `mark`: up to this version all acting members have everything. `threshold`:
+    /// up to this version the learner has everything of the shard.
     fn step(&mut self, mark: Version, threshold: Version, shape: &PageShape) -> Step {
         let shard = self.shard;
         loop {

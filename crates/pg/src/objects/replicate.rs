@@ -81,8 +81,8 @@ impl Pg {
         self.holds_versions
     }
 
-    /// Answers as *busy* what waits for versions, or for its turn, and which `is_overdue`. A turn is prepared as
-    /// a whole, so all of it goes.
+    /// Answers as *busy* what waits for versions, or for its turn, and which `is_overdue`. A turn is prepared
+    /// as a whole, so all of it goes.
     pub fn refuse_held(&mut self, is_overdue: impl Fn(Ticket) -> bool, actions: &mut Vec<Action>) {
         let has_overdue = |gated: &Gated| gated.done.iter().any(|done| is_overdue(done.ticket));
         let gate = std::mem::take(&mut self.objects.gate).into_iter();

@@ -45,8 +45,8 @@ pub(super) struct Hang {
     said_since: Option<Time>,
     /// The current run of the OSD began after a hang: the disk must first prove that it answers.
     is_tried: bool,
-    /// The OSD stood still in the current hang. It does not count all of that time as the age of its operations,
-    /// so it may not notice the hang.
+    /// The OSD stood still in the current hang. It does not count all of that time as the age of its
+    /// operations, so it may not notice the hang.
     is_unseen: bool,
     /// An earlier hang was long enough for a report, and the OSD has not reported since that its disk works:
     /// it may have had no monitor until now.

@@ -122,8 +122,8 @@ fn until(world: &mut World, is_it: impl Fn(&World) -> bool) {
     }
 }
 
-/// Two members have a long object, and the first one has a change of it that was never adopted. It is filled as a
-/// learner; this returns when it has a part of the object.
+/// Two members have a long object, and the first one has a change of it that was never adopted. It is filled
+/// as a learner; this returns when it has a part of the object.
 fn half_filled(seed: u64) -> World {
     let mut world = World::with_others(3 * seed, 2, 2);
     while world.happen() {}
