@@ -168,7 +168,7 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
 }
 
 #[test]
-fn keys_that_stay_come_exactly_once_in_a_scan_beside_writers_and_moves() {
+fn keys_that_stay_come_exactly_once_in_a_scan_beside_writers_and_a_kill() {
     let cluster = with_objects("scan-beside-writers", "2");
     let name = |number: u32, kind: &str| {
         let key = format!("{:08x} {kind}", number.wrapping_mul(0x9e37_79b9));
@@ -209,7 +209,7 @@ fn keys_that_stay_come_exactly_once_in_a_scan_beside_writers_and_moves() {
         });
         for round in 0..6 {
             if round == 3 {
-                // Its PGs move to the other one, and back.
+                // PGs that have two copies move to the other one; the rest wait until it is back.
                 cluster.kill("osd", 1);
             }
             let mut listing = Listing { count_max: 500, ..client::objects::all() };
