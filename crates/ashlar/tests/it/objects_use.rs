@@ -14,7 +14,12 @@ use crate::harness::{Cluster, Directory, run};
 
 /// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
 fn with_objects(name: &str, copies: &str) -> Cluster {
-    let cluster = Cluster::up(name, &["--osds", copies, "--osd-size", "1GiB"]);
+    with_objects_on(name, copies, copies)
+}
+
+/// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on so many OSDs.
+fn with_objects_on(name: &str, osds: &str, copies: &str) -> Cluster {
+    let cluster = Cluster::up(name, &["--osds", osds, "--osd-size", "1GiB"]);
     let create = ["pool", "create", "kv", "--kind", "object", "--pgs", "8", "--replicas", copies];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.wait_active();
@@ -359,4 +364,70 @@ fn benchmarks_of_objects_report_all_their_numbers() {
     }
     assert!(value["disk_bytes"].as_u64() > Some(100_000), "{value:#}");
     assert_eq!(fs::read_dir(scratch.path()).expect("readable").count(), 0, "nothing is left");
+}
+
+/// What a pool has whose members change: keys with values, and long objects by name.
+#[derive(Default)]
+struct Kept {
+    values: BTreeMap<String, String>,
+    long: BTreeMap<String, Vec<u8>>,
+}
+
+impl Kept {
+    /// Changes some keys, and an object.
+    fn change(&mut self, cluster: &Cluster, round: usize) {
+        for at in (0..2000).filter(|at| round == 0 || at % 7 == round) {
+            self.values.insert(format!("key {at:04}"), format!("{round} {at}"));
+        }
+        let lines: Vec<String> =
+            self.values.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect();
+        piped(cluster, &["kv", "bulk", "-"], lines.concat().as_bytes());
+        let name = format!("long {}", round % 3);
+        let size = 1_000_000 * (3 - round as u32 % 3);
+        let data: Vec<u8> = (0..size).map(|at| (at / 997 + round as u32) as u8).collect();
+        piped(cluster, &["object", "put", &name, "-"], &data);
+        self.long.insert(name, data);
+    }
+
+    fn check(&self, cluster: &Cluster) {
+        let scan = cluster.run(&["kv", "scan", "--prefix", "key"]);
+        let lines: Vec<String> =
+            self.values.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect();
+        assert!(scan == lines.concat(), "values differ");
+        for (name, data) in &self.long {
+            let got = bytes_of(&mut cluster.command(&["object", "get", name]));
+            assert!(got == *data, "{name} differs");
+        }
+    }
+}
+
+#[test]
+fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
+    let cluster = with_objects_on("objects-filled", "3", "2");
+    let mut kept = Kept::default();
+    kept.change(&cluster, 0);
+    // It comes back, and lacks what changed meanwhile.
+    cluster.run(&["osd", "stop", "2"]);
+    cluster.wait_active();
+    kept.change(&cluster, 1);
+    cluster.run(&["osd", "start", "2"]);
+    cluster.wait_clean();
+    kept.check(&cluster);
+    // Each of them leaves, so that in the end nobody has what it got from clients.
+    for (round, osd) in ["3", "1", "2"].into_iter().enumerate() {
+        cluster.run(&["osd", "out", osd]);
+        cluster.wait_status("an empty OSD, and all copies elsewhere", |status| {
+            let pgs = &status["pgs"];
+            let tree = cluster.json(&["osd", "tree"]);
+            let name = format!("osd.{osd}");
+            let rows = tree.as_array().expect("a list");
+            pgs["total"] == pgs["clean"]
+                && rows.iter().any(|row| row["name"] == name && row["pgs"] == 0)
+        });
+        kept.check(&cluster);
+        kept.change(&cluster, 2 + round);
+        cluster.run(&["osd", "in", osd]);
+        cluster.wait_clean();
+        kept.check(&cluster);
+    }
 }
