@@ -182,6 +182,9 @@ impl Pg {
     /// Prepares turns, sends batches and fills learners until all wait for something. If the epoch has ended,
     /// what is not sent is answered when the next one begins.
     pub(crate) fn pump_objects(&mut self, actions: &mut Vec<Action>) {
+        if self.shape.objects.is_none() {
+            return;
+        }
         while self.serving == Serving::Active
             && let Some(turn) = self.objects.ready.pop_front()
         {

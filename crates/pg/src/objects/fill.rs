@@ -433,6 +433,12 @@ impl Pg {
         }
     }
 
+    /// Returns the filling of a learner, unless it was given up.
+    fn going_on(&mut self, learner: usize) -> Option<&mut Fill> {
+        let fill = self.objects.fills.get_mut(&learner)?;
+        (!matches!(fill.stage, Stage::Stuck)).then_some(fill)
+    }
+
     /// Handles a page of this OSD's own keys.
     pub(crate) fn on_fill_heads(
         &mut self,
@@ -440,7 +446,7 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
+        let Some(fill) = self.going_on(learner) else { return };
         let found = match result {
             Ok(Answer::Records { answers, .. }) => answers.into_iter().next(),
             _ => None,
@@ -465,7 +471,7 @@ impl Pg {
     ) -> Result<(), String> {
         let heads = heads.bytes().ok_or("a list of keys that does not match its checksums")?;
         let heads = decode_list(heads).ok_or("a list of keys that is none")?;
-        let Some(fill) = self.objects.fills.get_mut(&learner) else { return Ok(()) };
+        let Some(fill) = self.going_on(learner) else { return Ok(()) };
         let range = match &fill.stage {
             Stage::Incomplete(_) => incomplete_range(fill.shard),
             Stage::Heads(_) => heads_range(fill.shard),
@@ -500,9 +506,7 @@ impl Pg {
         (blocks, is_last): (Vec<ListedBlock>, bool),
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        let Some(shard) = self.objects.fills.get(&learner).map(|fill| fill.shard) else {
-            return Ok(());
-        };
+        let Some(shard) = self.going_on(learner).map(|fill| fill.shard) else { return Ok(()) };
         let end = self.end_of(shard);
         let fill = self.objects.fills.get_mut(&learner).expect("it was just found");
         let Stage::Blocks(lists) = &mut fill.stage else {

@@ -173,7 +173,8 @@ impl Pg {
         let shard_count = self.pool_shape().shard_count;
         let size_max = self.shape.limits.page_size_max;
         let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
-        let hand = fill.hand.as_ref().expect("the page is being read");
+        // The filling may have been given up meanwhile.
+        let Some(hand) = fill.hand.as_ref() else { return };
         let Ok(Answer::Records { answers, .. }) = result else {
             return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
         };
@@ -205,7 +206,7 @@ impl Pg {
     ) {
         let (version, unit_count) = (self.mark(), self.shape.block_size.unit_count());
         let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
-        let hand = fill.hand.as_mut().expect("the page is being read");
+        let Some(hand) = fill.hand.as_mut() else { return };
         let Ok(Answer::Copy { content }) = result else {
             return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
         };

@@ -188,6 +188,35 @@ fn an_object_changes_and_goes_while_it_is_copied() {
 }
 
 #[test]
+fn what_the_primary_cannot_read_ends_the_filling_and_is_said() {
+    let mut stages = std::collections::BTreeSet::new();
+    for events in 0..60 {
+        let mut world = World::with_others(0, 2, 2);
+        while world.happen() {}
+        change(&mut world, one(b"a", vec![], vec![ObjectChange::Put(vec![1; 200 << 10])]));
+        world.set_members(&[1], &[0]);
+        world.osds[0].store = Default::default();
+        world.osds[0].store.is_fragile = true;
+        world.restart(0);
+        world.enter();
+        (0..events).for_each(|_| _ = world.happen());
+        world.osds[1].store.is_damaged = true;
+        while world.happen() {}
+        assert!(world.serves());
+        if world.complete.is_empty() {
+            stages.insert(world.page_counts.0);
+            assert!(world.hindrance().is_some_and(|why| why.contains("cannot read")), "{events}");
+        }
+        world.osds[1].store.is_damaged = false;
+        world.set_members(&[1], &[0]);
+        world.enter();
+        world.fill_all();
+        check_filled(&world);
+    }
+    assert!(stages.len() > 3, "{stages:?}");
+}
+
+#[test]
 fn objects_that_only_a_learner_has_go_with_their_blocks_and_repeats() {
     let mut world = World::with_others(0, 2, 2);
     while world.happen() {}

@@ -48,6 +48,8 @@ pub struct Store {
     waiting: VecDeque<(CallId, Request)>,
     /// Whether batches are refused.
     pub is_full: bool,
+    /// Whether records and blocks cannot be read.
+    pub is_damaged: bool,
     refused: VecDeque<CallId>,
 }
 
@@ -196,6 +198,7 @@ impl Store {
         }
         let (call, request) = self.reads.remove(at);
         let result = match request {
+            _ if self.is_damaged => Err(StoreError::Damaged { units: Vec::new() }),
             Request::Records { from_memory: true, .. } if is_cold => Err(StoreError::WouldBlock),
             Request::Records { queries, .. } => {
                 let answers = queries.iter().map(|query| self.find(query)).collect();
