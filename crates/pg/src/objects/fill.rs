@@ -336,7 +336,8 @@ impl Pg {
             if fill.hand.is_some() {
                 return self.read_page(learner, actions);
             }
-            if fill.is_sent || copying >= fills_max {
+            // One that holds the gate copies nothing more: clients wait until it is bound.
+            if fill.is_sent || copying >= fills_max && !fill.holds_gate() {
                 return;
             }
             match fill.step(mark, threshold, &shape) {
