@@ -303,12 +303,15 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::ParityDelta { .. }
         | PeerBody::Forward { .. }
         | PeerBody::Batch { .. }
+        | PeerBody::ObjectForward { .. }
+        | PeerBody::Gather { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::Draining
         | PeerBody::State(_)
         | PeerBody::Listed { .. }
         | PeerBody::Fetched { .. }
         | PeerBody::Repaired { .. }
+        | PeerBody::Gathered { .. }
         | PeerBody::Activated
         | PeerBody::Written { .. }
         | PeerBody::Delta { .. }

@@ -4,9 +4,9 @@ use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere, Filling,
-    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
-    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX,
-    WHOLE_COUNT_MAX,
+    Gathered, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock,
+    MemberState, PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -65,15 +65,27 @@ fn block(units: u64, written: u64) -> Content {
 
 /// Returns a batch with a body of this size, and so many units of data behind it.
 fn batch(body_length: usize, units: usize) -> PeerBody {
-    let data = data(body_length.div_ceil(UNIT) + units);
-    let body_checksum = base::crc32c(&data[..body_length]);
-    let content = BatchContent { body_length: body_length as u32, body_checksum, data };
     PeerBody::Batch {
         after: version_of(300),
         version: version_of(304),
         mark: version_of(299),
-        content,
+        content: batch_content(body_length, units),
     }
+}
+
+fn batch_content(body_length: usize, units: usize) -> BatchContent {
+    let data = data(body_length.div_ceil(UNIT) + units);
+    let body_checksum = base::crc32c(&data[..body_length]);
+    BatchContent { body_length: body_length as u32, body_checksum, data }
+}
+
+fn object_forward(content: Option<BatchContent>) -> PeerBody {
+    let (after, version) = (version_of(300), version_of(304));
+    PeerBody::ObjectForward { call: 15, after, version, content }
+}
+
+fn gathered(result: Gathered) -> PeerBody {
+    PeerBody::Gathered { call: 16, result }
 }
 
 fn with_table(mut content: Content) -> Content {
@@ -267,6 +279,16 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-keep", peer(PeerBody::Keep { call: 14, note: b"{}".to_vec() })),
         ("peer-tried", peer(PeerBody::Tried { call: 14, is_done: true })),
         ("peer-batch", peer(batch(5000, 1))),
+        ("peer-object-forward", peer(object_forward(Some(batch_content(5000, 1))))),
+        ("peer-object-forward-nothing", peer(object_forward(None))),
+        (
+            "peer-gather",
+            peer(PeerBody::Gather { call: 16, after: version_of(300), version: version_of(304) }),
+        ),
+        ("peer-gathered", peer(gathered(Gathered::Forward(Some(batch_content(5000, 1)))))),
+        ("peer-gathered-nothing", peer(gathered(Gathered::Forward(None)))),
+        ("peer-gathered-too-large", peer(gathered(Gathered::TooLarge))),
+        ("peer-gathered-unreadable", peer(gathered(Gathered::Unreadable))),
         (
             "lease-renew",
             lease(LeaseMessage::Renew {
@@ -552,7 +574,22 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(call, note)| PeerBody::Keep { call, note }),
         (any::<u32>(), any::<bool>()).prop_map(|(call, is_done)| PeerBody::Tried { call, is_done }),
         (1..10_000usize, 0..3usize).prop_map(|(length, units)| batch(length, units)),
+        any_batch_content().prop_map(object_forward),
+        (any::<u32>(), any_version(), any_version())
+            .prop_map(|(call, after, version)| PeerBody::Gather { call, after, version }),
+        prop_oneof![
+            any_batch_content().prop_map(Gathered::Forward),
+            Just(Gathered::TooLarge),
+            Just(Gathered::Unreadable),
+        ]
+        .prop_map(gathered),
     ]
+}
+
+fn any_batch_content() -> impl Strategy<Value = Option<BatchContent>> {
+    let content =
+        (1..10_000usize, 0..3usize).prop_map(|(length, units)| batch_content(length, units));
+    proptest::option::of(content)
 }
 
 fn any_digest() -> impl Strategy<Value = Digest> {
@@ -729,6 +766,8 @@ fn batches_are_as_long_as_their_body_at_least_and_no_longer_than_one_can_be() {
         let message = peer(batch(5000, 1));
         assert_eq!(forged(&message, at, &length.to_le_bytes()).is_ok(), is_right, "{length}");
     }
+    let empty = peer(object_forward(Some(batch_content(5000, 1))));
+    assert!(forged(&empty, FIELDS + 4 + 24 + 1, &0u32.to_le_bytes()).is_err());
     let message = peer(batch(BODY_SIZE_MAX, BATCH_UNITS_SIZE_MAX / UNIT));
     let length = (BODY_SIZE_MAX as u32 - UNIT as u32).to_le_bytes();
     assert!(forged(&message, at, &length).unwrap_err().0.contains("too long"));

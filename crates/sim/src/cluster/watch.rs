@@ -368,7 +368,10 @@ impl Watch {
             | PeerBody::PartBehind { .. }
             | PeerBody::ParityLost { .. }
             | PeerBody::Forward { .. }
-            | PeerBody::Batch { .. } => {}
+            | PeerBody::Batch { .. }
+            | PeerBody::ObjectForward { .. }
+            | PeerBody::Gather { .. }
+            | PeerBody::Gathered { .. } => {}
         }
         Ok(())
     }
