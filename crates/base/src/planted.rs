@@ -84,6 +84,10 @@ pub enum Bug {
     RepeatClosedEarly,
     /// PG: a read of objects is answered before all members have the versions that it shows.
     ReadShowsUnacknowledged,
+    /// PG: a batch of objects has a log record in the first shard that it touches, and in no other.
+    LogRecordMissing,
+    /// PG: a member of objects is brought forward record by record of the log, with what is there now.
+    ForwardByKeys,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.

@@ -65,6 +65,11 @@ pub enum RecordFor {
     OwnDrop,
     /// Another OSD as primary: it takes a version back. `call`: the number of its request.
     Drop { call: u32 },
+    /// In pools of objects, this OSD as primary: it gets what it lacks.
+    OwnForward,
+    /// In pools of objects, another OSD as primary: it sends what this one lacks. `call`: the number of its
+    /// request.
+    Forward { call: u32 },
     /// The epoch is over, or the connection is gone.
     Nobody,
 }
@@ -227,6 +232,23 @@ impl LocalState {
     pub fn lacks(&mut self, version: Version) {
         let known = self.hole.filter(|hole| hole.epoch == version.epoch);
         self.hole = Some(known.map_or(version, |hole| hole.min(version)));
+    }
+
+    /// Notes that the store refused a batch of a pool of objects that begins with this version, and all later
+    /// ones. What an acting member has is a prefix, so it has what was before.
+    pub fn lacks_batch(&mut self, first: Version) {
+        let record = self.record.as_ref();
+        let acting = record.filter(|it| it.filling.is_none() && it.entry.epoch == first.epoch);
+        let Some(record) = acting else { return self.lacks(first) };
+        let before = version_before(first, record);
+        self.last = self.last.min(before);
+        self.held = self.held.min(before);
+    }
+
+    /// Notes that all that this acting member of a pool of objects lacked up to a version is durable here.
+    pub fn on_forward(&mut self, version: Version) {
+        self.on_version(version);
+        self.hole = self.hole.filter(|hole| *hole > version);
     }
 
     /// Notes that the operator gave up the lost data, or that backfill restored it.

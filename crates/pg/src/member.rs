@@ -214,6 +214,12 @@ impl Pg {
             (PeerBody::Forward { call, key, content, replaces }, FollowStage::Stated) => {
                 self.on_forward(call, key, content, replaces, actions)
             }
+            (PeerBody::Gather { call, after, version }, FollowStage::Stated) => {
+                self.on_gather(call, (after, version), actions)
+            }
+            (PeerBody::ObjectForward { call, after, version, content }, FollowStage::Stated) => {
+                self.on_object_forward(call, (after, version), content, actions)
+            }
             (PeerBody::Batch { after, version, mark, content }, FollowStage::Active) => {
                 self.on_batch((after, version, mark), content, actions)
             }
@@ -499,6 +505,7 @@ impl Pg {
         let is_filled = record.is_some_and(|record| record.filling.is_none());
         match what {
             RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
+            RecordFor::Forward { call } => self.answer(PeerBody::Repaired { call }, actions),
             RecordFor::Activation => {
                 let adopted = record.map_or(Version::ZERO, |record| record.adopted);
                 self.begin_stripes(adopted);
@@ -516,7 +523,7 @@ impl Pg {
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::Nobody => {
+            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::OwnForward | RecordFor::Nobody => {
                 unreachable!("this OSD does not lead")
             }
         }
@@ -539,7 +546,7 @@ impl Pg {
     ) {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
-            self.local_state.lacks(first);
+            self.lacks(first);
             // A learner has not promised room for writes.
             let why = match self.follow().is_learner {
                 true => "the store has no room for a copy",

@@ -7,6 +7,7 @@
 //! | which operations have their turn, and what they change | `mutate`, with `wanted` |
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
+//! | how members that differ come together | `forward`, with `log` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
 //!
@@ -23,6 +24,8 @@
 //!   3. Nothing of a turn is answered before the turn ends: answers may show what its other operations change.
 
 pub(crate) mod batch;
+mod forward;
+mod log;
 mod member;
 pub(crate) mod mutate;
 mod read;
@@ -38,6 +41,7 @@ use ::objects::{Name, Operation, PoolShape, Queue, Shard};
 use base::SessionId;
 use format::wire::{Op, Payload, Refusal};
 
+use forward::Forwarding;
 use mutate::{Done, Mutation, Preparing};
 use read::Looking;
 use repeats::{Sender, Sessions};
@@ -63,6 +67,7 @@ pub(crate) struct Objects {
     /// Batches with versions that have not ended, in the order of versions.
     in_flight: VecDeque<Batch>,
     sessions: Sessions,
+    forwarding: Forwarding,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
 }
@@ -143,6 +148,11 @@ impl Pg {
         let (first, last) = self.shape.hashes();
         let shard_count = self.pool_shape().shard_count;
         Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count)
+    }
+
+    fn shard_list(&self) -> impl Iterator<Item = Shard> + use<> {
+        let shards = self.shards();
+        (shards.start().get()..=shards.end().get()).map(Shard::new)
     }
 
     fn pool_shape(&self) -> PoolShape {

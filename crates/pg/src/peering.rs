@@ -213,7 +213,7 @@ impl Pg {
                 );
             }
             _ if let Some(stripes) = self.stripes() => self.judge_stripes(stripes, actions),
-            _ if self.shape.objects.is_some() => self.judge_objects(actions),
+            _ if self.shape.objects.is_some() => self.bring_forward(actions),
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
                 let lead = self.lead();
@@ -222,22 +222,6 @@ impl Pg {
                 self.compare_on(actions);
             }
         }
-    }
-
-    /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
-    /// has a prefix of the PG's versions, so those with the same last one have the same.
-    fn judge_objects(&mut self, actions: &mut Vec<Action>) {
-        let lead = self.lead();
-        let (adopted, is_alone) = (lead.highest_complete(), lead.acting.count() == 1);
-        let is_same = lead
-            .acting_states()
-            .all(|state| state.complete == adopted && (is_alone || state.held <= adopted));
-        if is_same {
-            return self.activate(actions);
-        }
-        let why = "acting members have different last versions, and a pool of objects cannot bring them \
-                   together yet";
-        lead.hindrance = Some(why.to_owned());
     }
 
     /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
@@ -700,8 +684,18 @@ impl Pg {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
                     Asked::Forward { slot } => self.on_forwarded_by(index, slot, actions),
+                    Asked::ObjectForward => self.on_brought_forward(actions),
                     Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
                     _ => return Err("an unsolicited repair".into()),
+                }
+                Ok(())
+            }
+            PeerBody::Gathered { call, result } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::ObjectGather { source } => {
+                        self.on_missing_gathered(source, result, actions)
+                    }
+                    _ => return Err("content that was not requested".into()),
                 }
                 Ok(())
             }

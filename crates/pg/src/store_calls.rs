@@ -30,6 +30,12 @@ pub enum Call {
     LookBlock { number: u64, index: usize },
     /// Units of a block that an operation on objects needs.
     WantedUnits { turn: TurnId, index: usize },
+    /// In pools of objects: records that another acting member lacks.
+    MissingRecords,
+    /// In pools of objects: units of a block that another acting member lacks.
+    MissingBlock { index: usize },
+    /// In pools of objects: all that this acting member lacks up to a version, with its record.
+    ObjectForward { version: Version },
     /// Version and allocation of a block that is about to change.
     Examine(WriteSlot),
     /// Data of a read that has no older layers.
@@ -142,12 +148,15 @@ impl Call {
             | Call::Filled { .. }
             | Call::Forwarded { .. }
             | Call::ForwardHere(_)
+            | Call::ObjectForward { .. }
             | Call::Record
             | Call::Flush { .. }
             | Call::Ending(_) => true,
             Call::Examine(_)
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
+            | Call::MissingRecords
+            | Call::MissingBlock { .. }
             | Call::LookRecords { .. }
             | Call::LookBlock { .. }
             | Call::Fetch(_)
@@ -177,7 +186,11 @@ impl Call {
     /// Returns the call that replaces this one once the epoch is over.
     fn abandoned(self, writes: &WriteQueue) -> Call {
         match self {
-            Call::Record | Call::Floor | Call::Absolve | Call::Ending(_) => self,
+            Call::Record
+            | Call::ObjectForward { .. }
+            | Call::Floor
+            | Call::Absolve
+            | Call::Ending(_) => self,
             Call::Flush { covers, upto, .. } => Call::Flush { covers, upto, what: FlushFor::Epoch },
             Call::Write(slot) => Call::Ending(writes[slot].version()),
             Call::Prepared { version } => Call::Ending(Some(version)),

@@ -3,7 +3,8 @@
 //! Invariants
 //!   1. A member takes exactly the next batch, and only with keys and blocks of the PG.
 
-use ::objects::{Key, Kind, Shard};
+use ::objects::keys::{is_log, is_own};
+use ::objects::{Key, Kind, LogKey, Shard};
 use base::Version;
 use blockstore::{Batch as StoreBatch, Request as StoreRequest};
 use format::engine::Change;
@@ -34,7 +35,7 @@ impl Pg {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let first = next_version(after, self.epoch());
         let changes = batch::decode(content, pg, block_size)?;
-        changes.records.iter().try_for_each(|change| self.check_record(change))?;
+        changes.records.iter().try_for_each(|change| self.check_record(change, Some(version)))?;
         for (change, _) in &changes.blocks {
             self.shape.check_key(change.key)?;
             if !(first..=version).contains(&change.version) {
@@ -49,20 +50,35 @@ impl Pg {
         Ok(())
     }
 
-    /// Checks that a change of records is one of this PG, and none of what is a member's own.
-    fn check_record(&self, change: &Change) -> Result<(), String> {
+    /// Checks that a change of records is one of this PG, and none of what is a member's own, except that a
+    /// batch has records of the log. `batch`: the version of the batch; `None`: it is in a forward.
+    pub(super) fn check_record(
+        &self,
+        change: &Change,
+        batch: Option<Version>,
+    ) -> Result<(), String> {
         let shards = self.shards();
+        let is_of_log = |log: &LogKey| {
+            let is_put = matches!(change, Change::Put { .. });
+            let is_its = |version| *log == LogKey { version, page: None };
+            is_put && batch.is_some_and(|version| is_its(version) || *log == LogKey::REACH)
+        };
         let is_of_pg = match change {
             Change::Put { key, .. } | Change::Delete { key } => {
                 Key::decode(key).is_some_and(|key| {
-                    shards.contains(&key.shard)
-                        && !matches!(key.kind, Kind::Incomplete { .. } | Kind::Lost { .. })
+                    let is_shared = match &key.kind {
+                        Kind::Incomplete { .. } | Kind::Lost { .. } => false,
+                        Kind::Log(log) => is_of_log(log),
+                        _ => true,
+                    };
+                    shards.contains(&key.shard) && is_shared
                 })
             }
             Change::DeleteRange { start, end } => {
                 start.len() >= KIND_PREFIX_SIZE
                     && shards.contains(&Shard::of_key(start))
                     && end.starts_with(&start[..KIND_PREFIX_SIZE])
+                    && (!is_own(start) || is_log(start) && batch.is_some())
             }
         };
         match is_of_pg {

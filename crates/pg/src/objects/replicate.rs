@@ -14,6 +14,7 @@ use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreErro
 use format::wire::PeerBody;
 
 use super::batch;
+use super::log::log_of;
 use super::mutate::Done;
 use crate::store_calls::Call;
 use crate::{Action, MemberSet, Need, Pg, Serving, refusal_of};
@@ -60,11 +61,14 @@ impl Pg {
         let Gated { turn, run, done } = gated;
         let (epoch, mark, after) = (self.epoch(), self.mark(), self.versions.newest());
         assert!(mark <= after);
-        let size = run.size();
+        let mut size = run.size();
         let first = self.versions.give_run(epoch, run.count());
         let mut prepared = run.finish(first);
         let sessions = &mut self.objects.sessions;
-        prepared.records.extend(sessions.sweep(done.iter().filter_map(Done::kept)));
+        let sweeps = sessions.sweep(done.iter().filter_map(Done::kept));
+        // What is in flight with it has room for a forward.
+        size += RunSize::of_records(&sweeps);
+        prepared.records.extend(sweeps);
         prepared.records.extend(done.iter().filter_map(|done| done.repeat(first)));
         done.iter().filter_map(Done::kept).for_each(|(sender, shard)| sessions.keep(sender, shard));
         let version = prepared.version;
@@ -74,6 +78,7 @@ impl Pg {
         self.local_state.on_version(version);
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let touched = Touched::of(&prepared, self.pool_shape());
+        prepared.records.extend(log_of(&touched, version, block_size));
         let (content, changes) = batch::encode(prepared, block_size, &self.buffers);
         let lead = self.lead();
         lead.mark_told = mark;
@@ -117,7 +122,7 @@ impl Pg {
             Ok(_) => return self.count_batch(me, version, actions),
             Err(error) => error,
         };
-        self.local_state.lacks(first);
+        self.local_state.lacks_batch(first);
         let why = "the store has no room for a batch".to_owned();
         let member = self.lead().peers[me].member;
         if !is_alone {

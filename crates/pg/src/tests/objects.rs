@@ -172,6 +172,10 @@ fn check(world: &World) {
         };
         match (&op.kind, &answered.outcome) {
             (_, Err(Refusal::Stale(_))) => {}
+            // The store of a primary that was alone had no room: it never happened.
+            (Kind::Mutate(_), Err(Refusal::Full)) => {
+                assert!(!executed.contains_key(&op.original), "{op:?}");
+            }
             (Kind::Mutate(_), Ok(Outcome::Mutated { version, .. })) if *version > Version::ZERO => {
                 let Ok(Outcome::Mutated { results, .. }) = &answered.outcome else {
                     unreachable!()
@@ -211,9 +215,12 @@ fn check(world: &World) {
     }
     // All members hold what the model has.
     let (last, objects) = states.last().unwrap();
-    for osd in &world.osds {
-        assert_eq!(osd.store.last.counter, last.counter);
-        assert_eq!(osd.store.objects(), *objects);
+    let members = world.members();
+    for index in &members {
+        let store = &world.osds[*index].store;
+        assert_eq!(store.last.counter, last.counter);
+        assert_eq!(store.objects(), *objects);
+        assert!(store.shared() == world.osds[members[0]].store.shared(), "members differ");
     }
 }
 
@@ -232,7 +239,18 @@ fn run(seed: u64, members: usize, events: usize) -> World {
                 let look = any_look(&mut world.random);
                 world.begin(Kind::Look(look));
             }
-            6 if world.random.below(20) == 0 => world.next_epoch(),
+            // A primary may die while members are brought together, too.
+            6 if world.random.below(if world.serves() { 8 } else { 3 }) == 0 => {
+                let member = world.random.below(members);
+                if world.random.below(6) > 0 || !world.lose_member(member) {
+                    world.next_epoch();
+                }
+            }
+            9 if world.random.below(30) == 0 => {
+                let member = world.random.below(members);
+                world.osds[member].store.is_full = true;
+            }
+            _ if world.needs_epoch => world.next_epoch(),
             7 | 8 if world.serves() => world.send_again(),
             _ => drop(world.happen()),
         }
@@ -270,6 +288,8 @@ fn planted_bugs_of_objects_are_found() {
         Bug::QueuedOnStaleHead,
         Bug::RepeatExecuted,
         Bug::RepeatClosedEarly,
+        Bug::LogRecordMissing,
+        Bug::ForwardByKeys,
     ];
     for bug in bugs {
         assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
@@ -481,15 +501,54 @@ fn a_store_without_room_ends_the_epoch_and_the_next_one_goes_on() {
 }
 
 #[test]
-fn members_with_different_last_versions_wait_and_say_so() {
+fn what_only_some_members_have_comes_to_all_or_to_none() {
+    for is_alone in [false, true] {
+        let mut world = World::active(3);
+        let op = world.begin(Kind::Mutate(put(b"a", 70 << 10)));
+        while world.happen_at_primary() {}
+        if !is_alone {
+            let batch = world.batch_on_its_way();
+            world.say_to_member(batch).expect("it is the next one");
+        }
+        // The primary dies.
+        assert!(world.lose_member(0));
+        world.end_all();
+        assert!(matches!(world.outcome(op), Err(Refusal::Stale(_))));
+        let count = |index: usize| world.osds[index].store.objects().len();
+        assert_eq!((count(1), count(2)), if is_alone { (0, 0) } else { (1, 1) });
+        let forward_count = world.osds[2].store.forward_count;
+        assert_eq!(forward_count, usize::from(!is_alone), "one entry");
+        check(&world);
+    }
+}
+
+#[test]
+fn a_member_that_refused_a_batch_gets_it_in_the_next_epoch() {
     let mut world = World::active(3);
-    let op = world.begin(Kind::Mutate(put(b"a", 9)));
-    world.lose_messages();
-    world.next_epoch();
+    world.osds[1].store.is_full = true;
+    for object in [b"a", b"b"] {
+        world.begin(Kind::Mutate(put(object, 9)));
+    }
     while world.happen() {}
-    assert!(!world.serves());
-    assert!(world.hindrance().is_some_and(|why| why.contains("different last versions")));
-    assert!(matches!(world.outcome(op), Err(Refusal::Stale(_))));
+    assert!(world.needs_epoch);
+    world.end_all();
+    assert_eq!(world.osds[1].store.forward_count, 1);
+    assert_eq!(world.osds[1].store.objects().len(), 2);
+    check(&world);
+}
+
+#[test]
+fn members_that_all_refused_a_batch_are_alike() {
+    let mut world = World::active(2);
+    for osd in &mut world.osds {
+        osd.store.is_full = true;
+    }
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    world.end_all();
+    assert!(world.osds.iter().all(|osd| osd.store.forward_count == 0));
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    world.end_all();
+    check(&world);
 }
 
 #[test]

@@ -303,6 +303,11 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Recalled { .. } => "Recalled".into(),
         PeerBody::Keep { .. } => "Keep".into(),
         PeerBody::Batch { version, mark, .. } => format!("Batch: {version}, mark {mark}"),
+        PeerBody::ObjectForward { after, version, .. } => {
+            format!("Object forward: {after} to {version}")
+        }
+        PeerBody::Gather { after, version, .. } => format!("Gather: {after} to {version}"),
+        PeerBody::Gathered { .. } => "Gathered".into(),
         PeerBody::Tried { is_done, .. } => if *is_done { "Tried" } else { "Tried: no room" }.into(),
     }
 }

@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use ::objects::keys::is_own;
 use ::objects::model::{Model, Models};
-use ::objects::{Head, HeadContent, Key, Kind};
+use ::objects::{Head, HeadContent, Key, Kind, LogKey};
 use base::checksum::checksum_units;
-use base::{Buffer, BufferPool, Version};
+use base::{Buffer, BufferPool, Epoch, Version};
 use blockstore::{Answer, Batch, BlockKey, PgFacts, Request, StoreError};
 use format::disk::{BlockAction, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
@@ -36,7 +37,11 @@ pub struct Store {
     waiting: VecDeque<(CallId, Batch)>,
     /// Whether batches are refused.
     pub is_full: bool,
+    /// The newest epoch in which a batch was refused: later ones of it are, too.
+    refused_epoch: Epoch,
     refused: VecDeque<CallId>,
+    /// Number of forwards that it took.
+    pub forward_count: usize,
 }
 
 impl Store {
@@ -54,12 +59,19 @@ impl Store {
     /// Takes a request. `has_room`: a batch need not wait, unless another one does.
     pub fn ask(&mut self, call: CallId, request: Request, has_room: bool) {
         let version = match request {
-            Request::Batch(_) if self.is_full => return self.refused.push_back(call),
+            Request::Batch(batch) if self.refuses(&batch) => {
+                if batch.note.is_none() {
+                    self.refused_epoch = batch.version.epoch;
+                }
+                return self.refused.push_back(call);
+            }
             Request::Batch(batch) if !has_room || !self.waiting.is_empty() => {
                 return self.waiting.push_back((call, batch));
             }
             Request::Batch(batch) => {
-                let is_next = batch.after == self.last || self.last.epoch < batch.version.epoch;
+                let is_forward = batch.note.is_some();
+                let is_first = !is_forward && self.last.epoch < batch.version.epoch;
+                let is_next = batch.after == self.last || is_first;
                 assert!(
                     is_next && batch.version > self.last,
                     "{} follows {}",
@@ -80,7 +92,16 @@ impl Store {
         self.changes.push_back((call, version));
     }
 
+    fn refuses(&self, batch: &Batch) -> bool {
+        let is_of_refused = batch.note.is_none() && batch.version.epoch == self.refused_epoch;
+        self.is_full || is_of_refused
+    }
+
     fn apply(&mut self, batch: Batch) {
+        self.forward_count += usize::from(batch.note.is_some());
+        if let Some((_, note)) = batch.note {
+            self.note = Some(note);
+        }
         for change in batch.records {
             match change {
                 Change::Put { key, value } => {
@@ -215,6 +236,23 @@ impl Store {
         Some(ListedBlock { key: *key, version: block.version, is_tombstone: false })
     }
 
+    /// Returns what all members have alike: all records but those that are a member's own, and all blocks.
+    pub fn shared(&self) -> impl PartialEq + std::fmt::Debug {
+        let records: BTreeMap<_, _> = self.records.iter().filter(|(key, _)| !is_own(key)).collect();
+        let blocks: Vec<_> =
+            self.blocks.iter().map(|(key, block)| (key, block.version, &block.units)).collect();
+        (records, blocks)
+    }
+
+    /// Returns the number of log records.
+    pub fn log_count(&self) -> usize {
+        let is_log = |key: &&Vec<u8>| {
+            let kind = Key::decode(key).expect("a key").kind;
+            matches!(kind, Kind::Log(log) if log != LogKey::REACH)
+        };
+        self.records.keys().filter(is_log).count()
+    }
+
     /// Returns the number of repeats.
     pub fn repeat_count(&self) -> usize {
         let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
@@ -258,7 +296,7 @@ impl Store {
                     let (_, object) = objects.get_mut(&name).expect("it has an object");
                     object.records.insert(key, value.clone());
                 }
-                Kind::Repeat { .. } => {}
+                Kind::Repeat { .. } | Kind::Log(_) => {}
                 other => panic!("{other:?}"),
             }
         }

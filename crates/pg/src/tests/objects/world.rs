@@ -10,7 +10,7 @@ use format::wire::{Op, Outcome, Payload, PeerBody, PgEntry, Refusal};
 use super::super::world::{Random, osd_id};
 use super::super::{BLOCK_SIZE, shape};
 use super::store::Store;
-use crate::{Action, Pg, Serving, Shape, Ticket};
+use crate::{Action, Need, Pg, Serving, Shape, Ticket};
 
 #[derive(Debug)]
 pub enum Kind {
@@ -44,6 +44,8 @@ pub struct Answered {
 pub struct Osd {
     pub pg: Pg,
     pub store: Store,
+    /// It takes part in no epoch any more.
+    pub is_gone: bool,
 }
 
 pub struct World {
@@ -62,6 +64,8 @@ pub struct World {
     pub batch_count: usize,
     /// Whether a read that was overtaken too often took its turn.
     pub had_read_in_turn: bool,
+    /// Whether the epoch cannot go on.
+    pub needs_epoch: bool,
     /// Percentage of batches that have to wait for room in a store.
     pub waits_percent: usize,
     /// The answer to what was asked beside the operations.
@@ -98,7 +102,8 @@ impl World {
         let osd = |index| {
             let store = Store::default();
             let buffers = BufferPool::default();
-            Osd { pg: Pg::new(shape, osd_id(index), store.facts(), None, buffers), store }
+            let pg = Pg::new(shape, osd_id(index), store.facts(), None, buffers);
+            Osd { pg, store, is_gone: false }
         };
         let member = |index| format::wire::Member {
             osd: osd_id(index),
@@ -115,6 +120,7 @@ impl World {
             stale: Vec::new(),
             batch_count: 0,
             had_read_in_turn: false,
+            needs_epoch: false,
             waits_percent: 0,
             told: None,
             random: Random::new(seed),
@@ -130,18 +136,34 @@ impl World {
         world
     }
 
-    /// Begins the next epoch, perhaps with another primary. All that was sent to members arrives before: what
-    /// brings them together if they differ is not built yet.
+    /// Begins the next epoch, perhaps with another primary. What was on its way is lost.
     pub fn next_epoch(&mut self) {
-        let primary = self.primary();
-        for (from, to) in self.links.keys().copied().collect::<Vec<_>>() {
-            while from == primary && !self.links[&(from, to)].is_empty() {
-                self.deliver(from, to);
-            }
-        }
-        let primary = self.random.below(self.osds.len());
+        let primary = self.random.below(self.entry.acting_count());
         self.entry.primary = Position::new(primary as u8);
+        self.needs_epoch = false;
+        self.osds.iter_mut().for_each(|osd| osd.store.is_full = false);
         self.enter();
+    }
+
+    /// A member, perhaps the primary, takes no part any more. Returns false if it is the last one.
+    pub fn lose_member(&mut self, index: usize) -> bool {
+        let members: Vec<_> =
+            self.entry.acting().copied().filter(|it| it.osd != osd_id(index)).collect();
+        if members.is_empty() || self.osds[index].is_gone {
+            return false;
+        }
+        self.with(index, |pg, actions| pg.halt("it is gone".into(), actions));
+        self.osds[index].is_gone = true;
+        let epoch = self.entry.epoch;
+        self.entry = PgEntry::new(self.entry.pg, members);
+        self.entry.epoch = epoch;
+        self.next_epoch();
+        true
+    }
+
+    /// Returns the numbers of the members of the newest entry.
+    pub fn members(&self) -> Vec<usize> {
+        self.entry.acting().map(|member| index_of(member.osd)).collect()
     }
 
     fn enter(&mut self) {
@@ -150,14 +172,15 @@ impl World {
         self.links.clear();
         let entry = self.entry.clone();
         let scheme = base::Scheme::Copies { count: self.osds.len() as u8 };
-        let count = self.osds.len();
         // Members first: none of them meets a message of an epoch that it has not entered.
         let primary = self.primary();
-        for index in (0..count).filter(|index| *index != primary).chain([primary]) {
+        let others = self.members().into_iter().filter(|index| *index != primary);
+        let others: Vec<usize> = others.collect();
+        for index in others.iter().copied().chain([primary]) {
             let entry = entry.clone();
             self.with(index, |pg, actions| pg.enter(entry, scheme, None, actions));
         }
-        for index in (0..count).filter(|index| *index != primary) {
+        for index in others {
             self.with(primary, |pg, actions| pg.peer_ready(osd_id(index), actions));
         }
     }
@@ -253,11 +276,6 @@ impl World {
         is_open
     }
 
-    /// Loses all messages in transit.
-    pub fn lose_messages(&mut self) {
-        self.links.clear();
-    }
-
     pub fn hindrance(&self) -> Option<&str> {
         self.osds[self.primary()].pg.fill_hindrance()
     }
@@ -282,7 +300,8 @@ impl World {
         let mail = self.links.iter().filter(|(_, queue)| !queue.is_empty());
         choices.extend(mail.map(|(pair, _)| (Some(*pair), 0)));
         let is_open = |store: &Store| store.open_count() > 0 || store.has_waiting();
-        let stores = self.osds.iter().enumerate().filter(|(_, osd)| is_open(&osd.store));
+        let members = self.osds.iter().enumerate().filter(|(_, osd)| !osd.is_gone);
+        let stores = members.filter(|(_, osd)| is_open(&osd.store));
         choices.extend(stores.map(|(index, _)| (None, index)));
         if choices.is_empty() {
             return false;
@@ -309,6 +328,10 @@ impl World {
     /// Lets everything happen until all operations are answered and nothing is under way.
     pub fn end_all(&mut self) {
         while self.happen() {}
+        while self.needs_epoch {
+            self.next_epoch();
+            while self.happen() {}
+        }
         assert!(self.serves(), "{:?}", self.hindrance());
         assert_eq!(self.osds[self.primary()].pg.open_count(), 0);
         let is_open = |op: &&Open| op.answered.is_none();
@@ -341,7 +364,7 @@ impl World {
     }
 
     fn carry_out(&mut self, index: usize, action: Action, next: &mut Vec<Action>) {
-        let Osd { pg, store } = &mut self.osds[index];
+        let Osd { pg, store, .. } = &mut self.osds[index];
         match action {
             Action::Store { call, request } => {
                 let is_batch = matches!(request, blockstore::Request::Batch(_));
@@ -360,7 +383,16 @@ impl World {
                 self.links.entry((index, index_of(to))).or_default().push_back((epoch, body));
             }
             Action::Reply { ticket, outcome } => self.answered(ticket, outcome),
-            Action::Activated | Action::Need(_) => {}
+            Action::Activated => {
+                // Versions that none of the members had never happened.
+                let (adopted, epoch) = (pg.mark(), self.entry.epoch);
+                self.versions.retain(|version, _| *version <= adopted || version.epoch == epoch);
+            }
+            Action::Need(Need::Failed(member, why)) => {
+                assert!(why.contains("no room") || why.contains("full"), "{member:?}: {why}");
+                self.needs_epoch = true;
+            }
+            Action::Need(_) => self.needs_epoch = true,
             other => panic!("{other:?}"),
         }
     }
@@ -369,7 +401,8 @@ impl World {
         if ticket == ASIDE {
             return self.told = Some(outcome);
         }
-        let at_all = self.osds.iter().map(|osd| osd.store.durable).min().unwrap();
+        let members = self.osds.iter().filter(|osd| !osd.is_gone);
+        let at_all = members.map(|osd| osd.store.durable).min().unwrap();
         if let Ok(Outcome::Mutated { version, .. }) = &outcome {
             self.highest_answered = self.highest_answered.max(*version);
         }
