@@ -86,6 +86,8 @@ pub enum Bug {
     ReadShowsUnacknowledged,
     /// PG: a batch of objects has a log record in the first shard that it touches, and in no other.
     LogRecordMissing,
+    /// PG: logs of objects are cut, and do not say so.
+    LogCutWithoutReach,
     /// PG: a member of objects is brought forward record by record of the log, with what is there now.
     ForwardByKeys,
     /// Node: a request that arrives twice is executed twice, even after its answer.

@@ -894,6 +894,7 @@ impl Pg {
             Call::WantedUnits { turn, index } => {
                 self.on_wanted_units(turn, index, result, actions);
             }
+            Call::CleaningRecords => self.on_cleaning_records(result, actions),
             Call::MissingRecords => self.on_missing_records(result, actions),
             Call::MissingBlock { index } => self.on_missing_block(index, result, actions),
             Call::ObjectForward { version } => {
@@ -980,6 +981,7 @@ impl Pg {
         if takes_part && is_allowed && self.local_state.pass_tombstones(mark) {
             self.take_floor(mark, actions);
         }
+        self.clean_if_due(actions);
     }
 
     /// Checks a version that a peer sent.

@@ -21,6 +21,8 @@ pub struct Limits {
     /// Clients wait for a learner that has more than this many bytes of writes unanswered, until half as many
     /// are left.
     pub learner_bytes_max: u64,
+    /// In pools of objects: logs are cut when so many log records are there.
+    pub log_count_due: usize,
 }
 
 impl Default for Limits {
@@ -33,6 +35,7 @@ impl Default for Limits {
             progress_every: 64,
             unsynced_count_max: 1 << 16,
             learner_bytes_max: 64 << 20,
+            log_count_due: 1024,
         }
     }
 }
@@ -47,6 +50,7 @@ impl Limits {
         progress_every: 2,
         unsynced_count_max: 8,
         learner_bytes_max: 16 << 10,
+        log_count_due: 20,
     };
 }
 

@@ -198,7 +198,14 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// Notes a version, in version order, that changes nothing here or, in pools of objects, one of a batch.
+    /// Notes the last version of a batch of a pool of objects, in version order. The floor follows all of
+    /// them: logs are cut up to it.
+    pub fn on_batch(&mut self, version: Version) {
+        self.on_version(version);
+        self.has_tombstones = true;
+    }
+
+    /// Notes a version, in version order, that changes nothing here.
     pub fn on_version(&mut self, version: Version) {
         self.last = self.last.max(version);
         self.held = self.held.max(version);
@@ -247,7 +254,7 @@ impl LocalState {
 
     /// Notes that all that this acting member of a pool of objects lacked up to a version is durable here.
     pub fn on_forward(&mut self, version: Version) {
-        self.on_version(version);
+        self.on_batch(version);
         self.hole = self.hole.filter(|hole| *hole > version);
     }
 

@@ -8,6 +8,7 @@
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
 //! | how members that differ come together | `forward`, with `log` |
+//! | how logs are cut, and tombstones go | `clean` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
 //!
@@ -24,6 +25,7 @@
 //!   3. Nothing of a turn is answered before the turn ends: answers may show what its other operations change.
 
 pub(crate) mod batch;
+mod clean;
 mod forward;
 mod log;
 mod member;
@@ -41,6 +43,7 @@ use ::objects::{Name, Operation, PoolShape, Queue, Shard};
 use base::SessionId;
 use format::wire::{Op, Payload, Refusal};
 
+use clean::Cleaning;
 use forward::Forwarding;
 use mutate::{Done, Mutation, Preparing};
 use read::Looking;
@@ -68,6 +71,7 @@ pub(crate) struct Objects {
     in_flight: VecDeque<Batch>,
     sessions: Sessions,
     forwarding: Forwarding,
+    cleaning: Cleaning,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
 }

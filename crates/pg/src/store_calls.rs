@@ -30,6 +30,8 @@ pub enum Call {
     LookBlock { number: u64, index: usize },
     /// Units of a block that an operation on objects needs.
     WantedUnits { turn: TurnId, index: usize },
+    /// In pools of objects: a log, or heads, for housekeeping.
+    CleaningRecords,
     /// In pools of objects: records that another acting member lacks.
     MissingRecords,
     /// In pools of objects: units of a block that another acting member lacks.
@@ -155,6 +157,7 @@ impl Call {
             Call::Examine(_)
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
+            | Call::CleaningRecords
             | Call::MissingRecords
             | Call::MissingBlock { .. }
             | Call::LookRecords { .. }

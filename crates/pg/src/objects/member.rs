@@ -43,7 +43,7 @@ impl Pg {
             }
         }
         let order = self.follow().take_run(first, version, mark)?;
-        self.local_state.on_version(version);
+        self.local_state.on_batch(version);
         let batch::Changes { records, blocks } = changes;
         let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
         self.call(Call::Taken { order, first, version }, StoreRequest::Batch(batch), actions);

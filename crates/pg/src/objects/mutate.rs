@@ -22,7 +22,7 @@ use format::engine::Change;
 use format::wire::{ListedBlock, Outcome, Refusal};
 
 use super::repeats::Sender;
-use super::replicate::Gated;
+use super::replicate::{Gated, Planned};
 use super::wanted::Wanted;
 use super::{Objects, names_of};
 use crate::store_calls::{Call, NewerFor};
@@ -206,6 +206,10 @@ impl Pg {
     pub(super) fn end_turn(&mut self, turn: TurnId, actions: &mut Vec<Action>) {
         for next in self.objects.queue.end(turn) {
             let first = next.tickets[0];
+            if self.objects.cleaning.waits_as(first) {
+                self.begin_cleaning_turn(next.id, actions);
+                continue;
+            }
             match self.objects.looks.contains_key(&first) {
                 true => self.begin_look_turn(next.id, first, actions),
                 false => self.begin_turn(next, false),
@@ -290,7 +294,11 @@ impl Pg {
         if is_taken {
             done.iter_mut().for_each(|done| done.result = Err(Refused::ByStore(Refusal::Busy)));
         } else if run.count() > 0 {
-            return self.objects.gate.push_back(Gated { turn: id, run, done });
+            return self.objects.gate.push_back(Gated {
+                turn: Some(id),
+                planned: Planned::Run(run),
+                done,
+            });
         }
         self.answer_done(done, None, actions);
         self.end_turn(id, actions);
@@ -337,16 +345,21 @@ impl Pg {
         }
     }
 
-    /// Answers operations of a turn that could not be carried out.
+    /// Answers operations of a turn that could not be carried out. What was executed before is not refused.
     pub(super) fn refuse_done(
         &mut self,
         done: Vec<Done>,
         refusal: &Refusal,
         actions: &mut Vec<Action>,
     ) {
-        for Done { ticket, sender, .. } in done {
-            self.objects.sessions.end(sender);
-            actions.push(Action::Reply { ticket, outcome: Err(refusal.clone()) });
+        for done in done {
+            self.objects.sessions.end(done.sender);
+            let ticket = done.ticket;
+            let outcome = match &done.result {
+                Ok(Answered::Before(_)) => done.outcome(None),
+                _ => Err(refusal.clone()),
+            };
+            actions.push(Action::Reply { ticket, outcome });
         }
     }
 

@@ -138,7 +138,16 @@ fn check(world: &World) {
     let mut states: Vec<(Version, Models)> = vec![(Version::ZERO, Models::new())];
     // What each version has as results, by the operation.
     let mut executed: BTreeMap<usize, (Version, Vec<StepResult>)> = BTreeMap::new();
-    for (version, number) in &world.versions {
+    let operations = world.versions.iter().map(|(version, number)| (version, Some(number)));
+    let cleanings = world.cleanings.iter().map(|version| (version, None));
+    for (version, number) in operations.chain(cleanings).collect::<BTreeMap<_, _>>() {
+        let Some(number) = number else {
+            // Housekeeping changes nothing that anybody sees.
+            let (last, objects) = states.last().unwrap().clone();
+            assert!(last.counter + 1 == version.counter, "{last} is before {version}");
+            states.push((*version, objects));
+            continue;
+        };
         let op = &world.ops[*number];
         let Kind::Mutate(operation) = &op.kind else { panic!("a read has a version") };
         let (last, mut objects) = states.last().unwrap().clone();
@@ -251,6 +260,7 @@ fn run(seed: u64, members: usize, events: usize) -> World {
                 world.osds[member].store.is_full = true;
             }
             _ if world.needs_epoch => world.next_epoch(),
+            10 | 11 => world.tick(),
             7 | 8 if world.serves() => world.send_again(),
             _ => drop(world.happen()),
         }
@@ -260,13 +270,27 @@ fn run(seed: u64, members: usize, events: usize) -> World {
 }
 
 fn run_many(seeds: std::ops::Range<u64>) {
+    let (mut forward_count, mut cleaning_count) = (0, 0);
     for seed in seeds {
-        let run = || check(&run(seed, 1 + seed as usize % 3, 700));
-        if let Err(panic) = std::panic::catch_unwind(run) {
-            println!("seed {seed}");
-            std::panic::resume_unwind(panic);
+        let run = || {
+            let world = run(seed, 1 + seed as usize % 3, 700);
+            check(&world);
+            let forwards = world.osds.iter().map(|osd| osd.store.forward_count);
+            (forwards.sum::<usize>(), world.cleanings.len())
+        };
+        match std::panic::catch_unwind(run) {
+            Ok((forwards, cleanings)) => {
+                forward_count += forwards;
+                cleaning_count += cleanings;
+            }
+            Err(panic) => {
+                println!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    println!("{forward_count} forwards, {cleaning_count} batches of housekeeping");
+    assert!(forward_count > 20 && cleaning_count > 20);
 }
 
 #[test]
@@ -294,6 +318,8 @@ fn planted_bugs_of_objects_are_found() {
     for bug in bugs {
         assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
     }
+    let bug = Bug::LogCutWithoutReach;
+    assert!(planted::fails(bug, a_log_that_was_cut_brings_nobody_forward), "{bug:?} was not found");
 }
 
 // ---- one thing at a time --------------------------------------------------------------------
@@ -520,6 +546,55 @@ fn what_only_some_members_have_comes_to_all_or_to_none() {
         assert_eq!(forward_count, usize::from(!is_alone), "one entry");
         check(&world);
     }
+}
+
+#[test]
+fn an_idle_pg_cuts_its_logs_and_forgets_tombstones() {
+    let mut world = World::active(3);
+    for at in 0..40u8 {
+        world.begin(Kind::Mutate(put(&[b'a', at], 9)));
+        let remove = one(&[b'a', at / 2], vec![], vec![ObjectChange::Remove]);
+        world.begin(Kind::Mutate(remove));
+        while world.happen() {}
+    }
+    assert!(world.osds[2].store.log_count() > 40 && world.osds[2].store.tombstone_count() == 20);
+    let batch_count = world.batch_count;
+    for _ in 0..20 {
+        world.tick();
+        while world.happen() {}
+    }
+    for osd in &world.osds {
+        // What deleted the tombstones is in the log: less than an idle PG cuts.
+        assert!(osd.store.log_count() < 16, "{}", osd.store.log_count());
+        assert_eq!(osd.store.tombstone_count(), 0);
+    }
+    let cleaned_count = world.batch_count;
+    assert!(cleaned_count > batch_count);
+    for _ in 0..20 {
+        world.tick();
+        while world.happen() {}
+    }
+    assert_eq!(world.batch_count, cleaned_count, "an idle PG is cleaned once");
+}
+
+/// A member loses what it had acknowledged, and the log does not say any more what that was.
+#[test]
+fn a_log_that_was_cut_brings_nobody_forward() {
+    let mut world = World::active(2);
+    world.expects_loss = true;
+    let old = world.osds[1].store.copy_of_all();
+    for at in 0..20u8 {
+        world.begin(Kind::Mutate(put(&[b'a', at], 9)));
+        while world.happen() {}
+    }
+    for _ in 0..10 {
+        world.tick();
+        while world.happen() {}
+    }
+    assert!(world.osds[0].store.log_count() < 16);
+    world.restart_with(1, old);
+    while world.happen() {}
+    assert_eq!(world.failed, Some(1), "it is filled");
 }
 
 #[test]

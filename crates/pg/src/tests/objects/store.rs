@@ -56,6 +56,21 @@ impl Store {
         }
     }
 
+    /// Returns a store with the content of this one, in which nothing is under way.
+    pub fn copy_of_all(&self) -> Store {
+        let block = |(key, block): (&BlockKey, &Block)| {
+            (*key, Block { version: block.version, units: block.units.clone() })
+        };
+        Store {
+            records: self.records.clone(),
+            blocks: self.blocks.iter().map(block).collect(),
+            note: self.note.clone(),
+            last: self.last,
+            durable: self.durable,
+            ..Store::default()
+        }
+    }
+
     /// Takes a request. `has_room`: a batch need not wait, unless another one does.
     pub fn ask(&mut self, call: CallId, request: Request, has_room: bool) {
         let version = match request {
@@ -242,6 +257,15 @@ impl Store {
         let blocks: Vec<_> =
             self.blocks.iter().map(|(key, block)| (key, block.version, &block.units)).collect();
         (records, blocks)
+    }
+
+    /// Returns the number of tombstones.
+    pub fn tombstone_count(&self) -> usize {
+        let is_tombstone = |(key, value): &(&Vec<u8>, &Vec<u8>)| {
+            let kind = Key::decode(key).expect("a key").kind;
+            matches!(kind, Kind::Head { .. }) && Head::is_tombstone(value)
+        };
+        self.records.iter().filter(is_tombstone).count()
     }
 
     /// Returns the number of log records.

@@ -10,7 +10,7 @@ use format::wire::{Op, Outcome, Payload, PeerBody, PgEntry, Refusal};
 use super::super::world::{Random, osd_id};
 use super::super::{BLOCK_SIZE, shape};
 use super::store::Store;
-use crate::{Action, Need, Pg, Serving, Shape, Ticket};
+use crate::{Action, Need, Pg, Record, Serving, Shape, Ticket};
 
 #[derive(Debug)]
 pub enum Kind {
@@ -56,6 +56,8 @@ pub struct World {
     pub ops: Vec<Open>,
     /// Operations by their versions.
     pub versions: BTreeMap<Version, usize>,
+    /// Versions of housekeeping.
+    pub cleanings: BTreeSet<Version>,
     highest_answered: Version,
     /// Operations that their client has no answer to. If a sending was answered *stale*, it is sent again.
     unanswered: BTreeSet<usize>,
@@ -64,6 +66,9 @@ pub struct World {
     pub batch_count: usize,
     /// Whether a read that was overtaken too often took its turn.
     pub had_read_in_turn: bool,
+    /// Whether a member may lack what it had acknowledged, and the one of which the primary says so.
+    pub expects_loss: bool,
+    pub failed: Option<usize>,
     /// Whether the epoch cannot go on.
     pub needs_epoch: bool,
     /// Percentage of batches that have to wait for room in a store.
@@ -115,12 +120,15 @@ impl World {
             entry: PgEntry::new(shape.pg, (0..members).map(member)),
             ops: Vec::new(),
             versions: BTreeMap::new(),
+            cleanings: BTreeSet::new(),
             highest_answered: Version::ZERO,
             unanswered: BTreeSet::new(),
             stale: Vec::new(),
             batch_count: 0,
             had_read_in_turn: false,
             needs_epoch: false,
+            expects_loss: false,
+            failed: None,
             waits_percent: 0,
             told: None,
             random: Random::new(seed),
@@ -159,6 +167,24 @@ impl World {
         self.entry.epoch = epoch;
         self.next_epoch();
         true
+    }
+
+    /// A member, not the primary, starts again with another store, and the next epoch begins with the same
+    /// primary.
+    pub fn restart_with(&mut self, index: usize, store: Store) {
+        assert!(index != self.primary());
+        let shape = self.osds[index].pg.shape;
+        let record = store.note.as_ref().map(|note| Record::decode(note).expect("a record"));
+        let pg = Pg::new(shape, osd_id(index), store.facts(), record, BufferPool::default());
+        self.osds[index] = Osd { pg, store, is_gone: false };
+        self.enter();
+    }
+
+    /// Some time passes: members raise their floors, and the primary cleans up.
+    pub fn tick(&mut self) {
+        for index in self.members() {
+            self.with(index, |pg, actions| pg.raise_floor(actions));
+        }
     }
 
     /// Returns the numbers of the members of the newest entry.
@@ -356,6 +382,7 @@ impl World {
             }
         }
         self.had_read_in_turn |= self.osds[index].pg.objects.reads_in_turn() > 0;
+        self.cleanings.extend(self.osds[index].pg.cleanings_in_flight());
         for (version, ticket) in self.osds[index].pg.objects_in_flight() {
             let number = ticket.0 as usize;
             let known = *self.versions.entry(version).or_insert(number);
@@ -386,9 +413,14 @@ impl World {
             Action::Activated => {
                 // Versions that none of the members had never happened.
                 let (adopted, epoch) = (pg.mark(), self.entry.epoch);
-                self.versions.retain(|version, _| *version <= adopted || version.epoch == epoch);
+                let is_there = |version: &Version| *version <= adopted || version.epoch == epoch;
+                self.versions.retain(|version, _| is_there(version));
+                self.cleanings.retain(is_there);
             }
             Action::Need(Need::Failed(member, why)) => {
+                if why.contains("lacks more than was in flight") && self.expects_loss {
+                    return self.failed = Some(index_of(member.osd));
+                }
                 assert!(why.contains("no room") || why.contains("full"), "{member:?}: {why}");
                 self.needs_epoch = true;
             }
