@@ -9,6 +9,8 @@ use format::door::{NetEffect, NetEvent};
 use format::wire::{Member, Message, PgEntry};
 use serde_json::Value;
 
+use super::object_plan::OBJECT_POOL;
+use super::object_users::PoolStage;
 use super::operator::Job;
 use super::osd::Osd;
 use super::process::{Process, monitor_address};
@@ -138,9 +140,9 @@ impl World {
         };
         let waits = |entry: &&PgEntry| {
             let lost = entry.acting().filter(is_lost).count();
-            lost > 0 && entry.acting_count() - lost < self.plan.min_size as usize
+            lost > 0 && entry.acting_count() - lost < self.watch.min_size(entry.pg.pool)
         };
-        self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
+        self.watch.all_entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
     /// Plans to mark an OSD as out, or, if one is out, to bring it back in. Enough OSDs stay in to
@@ -196,6 +198,11 @@ impl World {
                 block_size: Some(self.plan.block_size),
                 objects: None,
             },
+            Job::CreateObjectPool => {
+                let pool = self.objects.as_mut()?;
+                pool.stage = PoolStage::Asked;
+                pool.plan.create()
+            }
             Job::Create(volume) => Command::VolumeCreate {
                 volume: self.volumes[*volume].name.clone(),
                 size: self.volumes[*volume].units * UNIT_SIZE,
@@ -226,6 +233,10 @@ impl World {
                 value: Some(milliseconds.to_string()),
             },
             Job::RemovePool => Command::PoolRemove { pool: "default".to_string(), accepted: false },
+            Job::RemoveObjectPool => {
+                self.objects.as_mut()?.stage = PoolStage::Gone;
+                Command::PoolRemove { pool: OBJECT_POOL.to_string(), accepted: true }
+            }
             Job::FindSuspect => Command::PgList { pool: None },
             Job::FindLost => unreachable!("it asks nobody"),
             Job::GiveUpMembers(pg) => {
@@ -298,6 +309,12 @@ impl World {
                 self.create_osd(index, id)?;
             }
             (Job::CreatePool, Ok(_)) => {}
+            (Job::CreateObjectPool, Ok(_)) => self.object_pool_created(),
+            (Job::CreateObjectPool, Err(failure)) if failure.code == "exists" && !first_try => {
+                self.object_pool_created();
+            }
+            (Job::RemoveObjectPool, Ok(_)) => {}
+            (Job::RemoveObjectPool, Err(failure)) if failure.code == "not_found" && !first_try => {}
             (Job::CreatePool, Err(failure)) if failure.code == "exists" && !first_try => {}
             (Job::Create(volume), result) => match result {
                 Ok(answer) => {
@@ -375,9 +392,15 @@ impl World {
             (Job::FindSuspect, Ok(answer)) => {
                 self.operator.finish_job();
                 let rows = answer.as_array().ok_or_else(|| format!("pg ls: {answer}"))?;
+                let is_of_volumes = |row: &&Value| row["pool"] == PoolId::FIRST.get();
                 let waits =
                     |row: &&Value| row["why"].as_str().is_some_and(|why| why.contains("give-up"));
-                for number in rows.iter().filter(waits).filter_map(|row| row["number"].as_u64()) {
+                for number in rows
+                    .iter()
+                    .filter(is_of_volumes)
+                    .filter(waits)
+                    .filter_map(|row| row["number"].as_u64())
+                {
                     self.operator.jobs.push_front(Job::GiveUp(number as u32));
                 }
                 return Ok(());
@@ -484,6 +507,13 @@ impl World {
         self.operator.jobs.insert(1, Job::AwaitTasks);
     }
 
+    fn object_pool_created(&mut self) {
+        self.tally.operations.add("object pool create", 1);
+        if let Some(pool) = &mut self.objects {
+            pool.stage = PoolStage::There;
+        }
+    }
+
     fn pool_removed(&mut self) {
         self.tally.operations.add("pool remove", 1);
     }
@@ -514,6 +544,9 @@ impl World {
         let removes_pool = self.work.chance(Chance::percent(50));
         if removes_pool {
             self.operator.jobs.push_back(Job::RemovePool);
+        }
+        if self.objects.is_some() {
+            self.operator.jobs.push_back(Job::RemoveObjectPool);
         }
         self.operator.jobs.push_back(Job::AwaitTasks);
         if removes_pool || !self.operator.gave_up {

@@ -11,6 +11,7 @@ use base::{BufferPool, PgId, PoolId, Position, Time, Version};
 use blockstore::{Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Store};
 use format::wire::{Content, PgEntry};
 
+use super::engines::OsdEngine;
 use super::osd::Osd;
 use super::process::Process;
 use super::world::World;
@@ -145,7 +146,7 @@ impl World {
         let keeps_data = !self.plan.scheme.is_whole_everywhere();
         let osd = &mut self.osds[index];
         let disk = osd.disk.as_mut().expect("it was created");
-        let mut reader = Reader::open(disk, settings, &self.pool, self.now)
+        let mut reader = Reader::open((disk, &mut osd.engine), settings, &self.pool, self.now)
             .map_err(|reason| format!("osd {index} does not open again: {reason}"))?;
         let holding_of = |number| {
             let floor = reader.store.facts(PgId { pool: PoolId::FIRST, number }).floor;
@@ -165,6 +166,7 @@ impl World {
             holding.blocks.insert(key, block);
         }
         disk.crash(Crash::Process, &mut self.medium);
+        osd.engine.crash();
         Ok(pgs)
     }
 }
@@ -220,6 +222,7 @@ fn compare(
 /// A store that is read on its own, on an infinitely fast disk.
 struct Reader<'a> {
     disk: &'a mut SimDisk,
+    engine: &'a mut OsdEngine,
     store: Store,
     random: Random,
     now: Time,
@@ -229,16 +232,21 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn open(
-        disk: &'a mut SimDisk,
+        (disk, engine): (&'a mut SimDisk, &'a mut OsdEngine),
         settings: blockstore::Settings,
         pool: &BufferPool,
         now: Time,
     ) -> Result<Reader<'a>, String> {
         let mut effects = Vec::new();
-        let store = Store::open(settings, pool.clone(), disk.size(), &mut effects);
+        let found = match engine.open() {
+            node::Engine::Open(found) => Some(found),
+            _ => None,
+        };
+        let size = (disk.size(), found);
+        let store = Store::open_with(settings, pool.clone(), size, &mut effects);
         let random = Random::new(0, "reader");
         let effects = effects.into();
-        let mut reader = Reader { disk, store, random, now, effects, request_last: 0 };
+        let mut reader = Reader { disk, engine, store, random, now, effects, request_last: 0 };
         match reader.next_effect()? {
             Effect::Opened => Ok(reader),
             Effect::Stopped { reason } => Err(reason),
@@ -254,6 +262,10 @@ impl<'a> Reader<'a> {
                     let op = self.disk.submit(effect);
                     let event = self.disk.complete(op, None, &mut self.random);
                     self.apply(Event::Disk(event));
+                }
+                Some(Effect::Engine(effect)) => {
+                    let events = self.engine.carry_out(effect);
+                    events.into_iter().for_each(|event| self.apply(Event::Engine(event)));
                 }
                 Some(effect) => return Ok(effect),
                 None => return Err("the store waits for nothing".to_string()),
