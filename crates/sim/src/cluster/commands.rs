@@ -52,6 +52,9 @@ impl World {
             self.operator.do_first(Job::FindSuspect);
         }
         let job = self.operator.jobs[0].clone();
+        if matches!(job, Job::CreateObjectPool) && !self.all_have_joined() {
+            return Ok(());
+        }
         if matches!(job, Job::FindLost) {
             self.operator.finish_job();
             let lost = self.pgs_that_wait_for_lost_members();
@@ -71,6 +74,17 @@ impl World {
             .expect("a command is plain data");
         let message = Message::Control(text);
         self.net_effect(Process::Operator, NetEffect::Send { connection, message })
+    }
+
+    /// Returns whether the state names all OSDs as up, with their sizes. An OSD that came later would get PGs,
+    /// and those of objects cannot move.
+    fn all_have_joined(&self) -> bool {
+        let of_osds = self.state.entries().filter(|entry| entry.key.starts_with("osd/"));
+        let values = of_osds.filter_map(|entry| serde_json::from_str::<Value>(&entry.value).ok());
+        let is_up = |value: &Value| {
+            value["up"] == true && value["size_bytes"].as_u64().is_some_and(|size| size > 0)
+        };
+        values.filter(is_up).count() == self.osds.len()
     }
 
     /// Plans the next change of a volume, a setting or an OSD.

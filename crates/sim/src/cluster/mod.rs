@@ -38,6 +38,7 @@ mod monitor;
 mod monitors;
 mod net;
 mod object_history;
+mod object_judge;
 mod object_plan;
 mod object_users;
 mod operator;

@@ -1,17 +1,9 @@
 //! What is known of an object pool: which operations users asked for, what they were answered, and what was
-//! executed. At the end of a run all of it must fit together.
+//! executed. At the end of a run all of it must fit together (`object_judge.rs`).
 //!
 //! Each change that takes effect has a version, and the versions of a PG order its changes. What is executed is
 //! seen where it enters an engine: with the changes goes the repeat, which names session, number and version. So
 //! changes whose answers nobody got are known, too.
-//!
-//! ```text
-//!   versions of a PG    1     2     3     4     5
-//!                    ●──┬──●──┬──●──┬──●──┬──●──┬──●   states of the plain model
-//!                          └───────────┘
-//!                     a read shows one of these: not older than what had been answered before it began, and
-//!                     without what was asked for after it ended
-//! ```
 //!
 //! Invariants checked
 //!   1. An operation is executed once, however often it is sent, and one that was refused is not executed.
@@ -23,14 +15,13 @@
 //!   6. A version of an object has one time of change.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
 
 use base::hash::pg_of_hash;
 use base::{SessionId, Version};
-use objects::model::{MODIFIED, Models, is_answer, listed, model};
+use objects::model::MODIFIED;
 use objects::{
-    Field, Listed, Look, Name, Operation, PageEntry, Read, ReadAnswer, Repeat, Shard, Stat,
-    StepResult, decode_answers, decode_results,
+    Field, Look, Name, Operation, PageEntry, Read, ReadAnswer, Repeat, Shard, Stat, StepResult,
+    decode_answers, decode_results,
 };
 use volume::{Answer, VolumeError};
 
@@ -38,13 +29,13 @@ use crate::register::Moment;
 
 /// What is known of an object pool.
 pub struct ObjectHistory {
-    pg_count: u32,
+    pub(super) pg_count: u32,
     shard_count: u32,
-    asks: Vec<Ask>,
+    pub(super) asks: Vec<Ask>,
     /// The operations that were sent, by session and number.
-    sent: BTreeMap<(SessionId, u64), usize>,
+    pub(super) sent: BTreeMap<(SessionId, u64), usize>,
     /// What entered an engine, by PG and version.
-    executed: BTreeMap<(u32, Version), Executed>,
+    pub(super) executed: BTreeMap<(u32, Version), Executed>,
     /// The highest version of each PG that was answered.
     answered: BTreeMap<u32, Version>,
     /// The version of each object in its last answer.
@@ -58,27 +49,27 @@ pub struct ObjectHistory {
 
 /// A request of a user.
 #[derive(Debug)]
-struct Ask {
-    pg: u32,
-    session: SessionId,
-    what: What,
-    from: Moment,
+pub(super) struct Ask {
+    pub(super) pg: u32,
+    pub(super) session: SessionId,
+    pub(super) what: What,
+    pub(super) from: Moment,
     /// The highest version of the PG that had been answered when it began.
-    lowest: Version,
+    pub(super) lowest: Version,
     /// The number of an operation that was sent.
-    number: Option<u64>,
-    end: Option<(Moment, End)>,
+    pub(super) number: Option<u64>,
+    pub(super) end: Option<(Moment, End)>,
 }
 
 #[derive(Debug)]
-enum What {
+pub(super) enum What {
     Change { operation: Operation, bytes: Vec<u8> },
     Look(Look),
 }
 
 /// How a request ended.
 #[derive(Debug)]
-enum End {
+pub(super) enum End {
     /// The operation was carried out; version zero: it changed nothing.
     Changed {
         version: Version,
@@ -90,8 +81,8 @@ enum End {
         step: usize,
         version: Version,
     },
-    /// It was refused for want of space.
-    Full,
+    /// It was refused for want of space, or because it is too large.
+    Refused,
     /// It may have been carried out or not.
     Unsure,
     Looked(Vec<ReadAnswer>),
@@ -99,10 +90,10 @@ enum End {
 
 /// What an engine was told of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Executed {
-    session: SessionId,
-    number: u64,
-    results: Vec<StepResult>,
+pub(super) struct Executed {
+    pub(super) session: SessionId,
+    pub(super) number: u64,
+    pub(super) results: Vec<StepResult>,
 }
 
 /// An object that is only added to, by one each time.
@@ -111,21 +102,6 @@ struct Counter {
     sums: BTreeSet<i64>,
     /// Additions that may have been carried out.
     asked: i64,
-}
-
-/// Something that must be true of one of the states of a PG.
-struct Claim<'a> {
-    /// The number of versions in the first and in the last state that may be meant.
-    states: (usize, usize),
-    ask: &'a Ask,
-    what: ClaimWhat<'a>,
-}
-
-enum ClaimWhat<'a> {
-    Refused { operation: &'a Operation, at: (usize, usize), version: Version },
-    ChangedNothing { operation: &'a Operation, results: &'a [StepResult] },
-    Shown { look: &'a Look, answers: &'a [ReadAnswer] },
-    Listed { name: Name, with_data: bool, found: Option<&'a Listed> },
 }
 
 /// The record of a counter that is added to.
@@ -171,7 +147,13 @@ impl ObjectHistory {
         self.known.get(name).copied().unwrap_or_default()
     }
 
-    /// Records that a user asks for an operation. Returns the number of the request.
+    /// Returns bytes that no operation has had. Each operation must have some: by what it asks for it is known
+    /// which one is sent under a number.
+    pub fn tag(&self) -> [u8; 8] {
+        (self.asks.len() as u64).to_le_bytes()
+    }
+
+    /// Records that a user asks for an operation, which is like no other. Returns the number of the request.
     pub fn ask_change(
         &mut self,
         session: SessionId,
@@ -206,7 +188,6 @@ impl ObjectHistory {
                 _ => Err(format!("number {number} of session {session} names two operations")),
             };
         }
-        // What is equal is sent in the order in which it was asked for.
         let is_it = |ask: &Ask| {
             ask.session == session
                 && ask.number.is_none()
@@ -267,7 +248,13 @@ impl ObjectHistory {
             (What::Change { .. }, Err(VolumeError::Asserted { object, step, version })) => {
                 End::Asserted { object: object.into(), step: step.into(), version }
             }
-            (What::Change { .. }, Err(VolumeError::Full)) => End::Full,
+            (What::Change { .. }, Err(VolumeError::Full)) => End::Refused,
+            // Those of several objects keep all data in heads.
+            (What::Change { operation, .. }, Err(VolumeError::TooLarge { .. }))
+                if operation.objects.len() > 1 =>
+            {
+                End::Refused
+            }
             (_, Err(VolumeError::Ended | VolumeError::TimedOut)) => End::Unsure,
             (What::Look(look), Ok(Answer::Looked(bytes))) => {
                 let answers = decode_answers(&bytes).ok_or("answers cannot be decoded")?;
@@ -277,7 +264,10 @@ impl ObjectHistory {
                 let look = look.clone();
                 End::Looked(self.noted(pg, &look, answers)?)
             }
-            (what, result) => return Err(format!("{what:?} is answered {result:?}")),
+            (what, result) => {
+                let result: String = format!("{result:?}").chars().take(400).collect();
+                return Err(format!("{result} is answered to {what:?}"));
+            }
         };
         self.ends(number, to, end);
         Ok(())
@@ -361,261 +351,170 @@ impl ObjectHistory {
             )),
         }
     }
-
-    /// Checks everything. `is_kept`: whether a version of a PG was adopted by all epochs that followed its own.
-    pub fn judge(&self, is_kept: impl Fn(u32, Version) -> bool) -> Result<(), String> {
-        let mut once: BTreeMap<(SessionId, u64), Version> = BTreeMap::new();
-        for pg in 0..self.pg_count {
-            let of_pg = self.executed.range((pg, Version::ZERO)..(pg + 1, Version::ZERO));
-            let kept = of_pg.filter(|((_, version), _)| is_kept(pg, *version));
-            let changes: Vec<(Version, &Executed)> =
-                kept.map(|((_, version), executed)| (*version, executed)).collect();
-            for (version, executed) in &changes {
-                let Executed { session, number, .. } = executed;
-                if let Some(before) = once.insert((*session, *number), *version) {
-                    return Err(format!(
-                        "operation {number} of session {session} was executed as {before} and again as \
-                         {version} of PG {pg}"
-                    ));
-                }
-            }
-            self.judge_pg(pg, &changes)?;
-        }
-        Ok(())
-    }
-
-    /// Checks all that concerns a PG; these changes were executed.
-    fn judge_pg(&self, pg: u32, changes: &[(Version, &Executed)]) -> Result<(), String> {
-        let mut asked: Vec<&Ask> = Vec::new();
-        for (version, executed) in changes {
-            let ask = self.sent.get(&(executed.session, executed.number));
-            let ask = ask.ok_or_else(|| format!("{version} of PG {pg} was never sent"))?;
-            asked.push(&self.asks[*ask]);
-        }
-        // For each number of changes, when the last of them was asked for.
-        let begun = asked.iter().scan(0, |last: &mut Moment, ask| {
-            *last = ask.from.max(*last);
-            Some(*last)
-        });
-        let begun: Vec<Moment> = begun.collect();
-        let states = |ask: &Ask, to: Moment| {
-            let first = changes.partition_point(|(version, _)| *version <= ask.lowest);
-            (first, begun.partition_point(|begun| *begun <= to))
-        };
-        let mut claims = Vec::new();
-        for ask in self.asks.iter().filter(|ask| ask.pg == pg) {
-            let Some((to, end)) = &ask.end else { continue };
-            let states = states(ask, *to);
-            match self.judge_end(ask, end, states, changes)? {
-                Some(what) => claims.push(Claim { states, ask, what }),
-                None => claims.extend(self.listed_claims(ask, end, states)?),
-            }
-        }
-        replay(pg, changes, &asked, claims)
-    }
-
-    /// Checks how a request ended. Returns what must be true of a state.
-    fn judge_end<'a>(
-        &self,
-        ask: &'a Ask,
-        end: &'a End,
-        states: (usize, usize),
-        changes: &[(Version, &Executed)],
-    ) -> Result<Option<ClaimWhat<'a>>, String> {
-        let own = || {
-            let is_it = |(_, it): &(Version, &Executed)| {
-                it.session == ask.session && Some(it.number) == ask.number
-            };
-            changes.iter().position(is_it)
-        };
-        match (&ask.what, end) {
-            (What::Change { .. }, End::Changed { version, results })
-                if *version > Version::ZERO =>
-            {
-                let Some(at) = own().filter(|at| changes[*at].0 == *version) else {
-                    return Err(format!("{version} was acknowledged, but is not there: {ask:?}"));
-                };
-                let (first, last) = states;
-                if *results != changes[at].1.results {
-                    return Err(format!("{ask:?} has {:?} in its repeat", changes[at].1));
-                }
-                match (first..last).contains(&at) {
-                    true => Ok(None),
-                    false => {
-                        Err(format!("{version} has no place among what was asked for: {ask:?}"))
-                    }
-                }
-            }
-            (What::Change { .. }, End::Unsure) => Ok(None),
-            (What::Change { operation, .. }, end) => {
-                if let Some(at) = own() {
-                    return Err(format!("{ask:?} was executed as {}", changes[at].0));
-                }
-                match end {
-                    End::Changed { results, .. } => {
-                        Ok(Some(ClaimWhat::ChangedNothing { operation, results }))
-                    }
-                    End::Asserted { object, step, version } => {
-                        let (at, version) = ((*object, *step), *version);
-                        Ok(Some(ClaimWhat::Refused { operation, at, version }))
-                    }
-                    _ => Ok(None),
-                }
-            }
-            (What::Look(look), End::Looked(answers)) => {
-                let is_list = matches!(look.reads[..], [Read::List { .. }]);
-                Ok((!is_list).then_some(ClaimWhat::Shown { look, answers }))
-            }
-            (What::Look(_), _) => Ok(None),
-        }
-    }
-
-    /// Returns what a listing says of each object: it shows no single moment.
-    fn listed_claims<'a>(
-        &self,
-        ask: &'a Ask,
-        end: &'a End,
-        states: (usize, usize),
-    ) -> Result<Vec<Claim<'a>>, String> {
-        let (What::Look(look), End::Looked(answers)) = (&ask.what, end) else {
-            return Ok(Vec::new());
-        };
-        let ([Read::List { listing, with_data, .. }], [ReadAnswer::List(page)]) =
-            (&look.reads[..], &answers[..])
-        else {
-            return Ok(Vec::new());
-        };
-        let mut found: BTreeMap<&[u8], &Listed> = BTreeMap::new();
-        for entry in &page.entries {
-            let PageEntry::Key(key, listed) = entry else {
-                return Err(format!("a common prefix without a delimiter: {page:?}"));
-            };
-            let is_in_order = found.last_key_value().is_none_or(|(last, _)| *last < &key[..]);
-            let is_before_next = page.next.as_ref().is_none_or(|next| key < next);
-            if !is_in_order || !is_before_next || *key < listing.from {
-                return Err(format!("a page is not in order: {page:?}"));
-            }
-            found.insert(key, listed);
-        }
-        // All objects that were ever named in the PG.
-        let named = self.asks.iter().filter(|it| it.pg == ask.pg).flat_map(|it| match &it.what {
-            What::Change { operation, .. } => &operation.objects[..],
-            What::Look(_) => &[],
-        });
-        let mut names: BTreeSet<Name> = named.map(|object| object.name.clone()).collect();
-        names.extend(found.keys().filter_map(|key| Name::new(key)));
-        let is_told = |name: &Name| {
-            let name = name.bytes();
-            let is_before = |end: &Vec<u8>| name < &end[..];
-            name >= &listing.from[..] && page.next.as_ref().is_none_or(is_before)
-        };
-        let claim = |name: Name| {
-            let found = found.get(name.bytes()).copied();
-            let what = ClaimWhat::Listed { name, with_data: *with_data, found };
-            Claim { states, ask, what }
-        };
-        Ok(names.into_iter().filter(is_told).map(claim).collect())
-    }
 }
 
-/// Makes all changes on the plain model, and checks the claims where they may be true.
-fn replay(
-    pg: u32,
-    changes: &[(Version, &Executed)],
-    asked: &[&Ask],
-    mut claims: Vec<Claim<'_>>,
-) -> Result<(), String> {
-    claims.sort_by_key(|claim| std::cmp::Reverse(claim.states.0));
-    let (mut objects, mut open) = (Models::new(), Vec::new());
-    for state in 0..=changes.len() {
-        if let Some(at) = state.checked_sub(1) {
-            let (version, executed) = changes[at];
-            let What::Change { operation, .. } = &asked[at].what else {
-                unreachable!("only changes have numbers")
+#[cfg(test)]
+mod tests {
+    use base::Epoch;
+    use objects::{Assertion, ObjectChange, ObjectSteps, encode_answers, encode_results};
+
+    use super::*;
+
+    const SESSION: SessionId = SessionId::new(7);
+
+    fn version(counter: u64) -> Version {
+        if counter == 0 { Version::ZERO } else { Version { epoch: Epoch::new(2), counter } }
+    }
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    /// Asks for an addition to `a`. If it has a version, it is sent and executed.
+    fn add(history: &mut ObjectHistory, at: Moment, number: u64, sum: i64) -> (usize, Executed) {
+        let changes = vec![ObjectChange::Add(counter_field(), 1)];
+        let steps = ObjectSteps { name: name(b"a"), assertions: Vec::new(), changes };
+        let (ask, bytes) = history.ask_change(SESSION, Operation { objects: vec![steps] }, at);
+        assert_eq!(history.sent(SESSION, number, &bytes), Ok(false));
+        assert_eq!(history.sent(SESSION, number, &bytes), Ok(true));
+        let results = vec![StepResult::Sum(sum)];
+        (ask, Executed { session: SESSION, number, results })
+    }
+
+    fn enter(history: &mut ObjectHistory, counter: u64, executed: &Executed) {
+        let Executed { session, number, results } = executed.clone();
+        let repeat = Repeat { version: version(counter), results };
+        assert_eq!(history.executed(Shard::new(0), (session, number), repeat), Ok(()));
+    }
+
+    fn acknowledge(history: &mut ObjectHistory, ask: usize, at: Moment, counter: u64, sum: i64) {
+        let results = encode_results(&[StepResult::Sum(sum)]);
+        let answer = Answer::Mutated { version: version(counter), results };
+        assert_eq!(history.answered(ask, Ok(answer), at), Ok(()));
+    }
+
+    /// Two additions, from moment 10 to 20 and from 30 to 40.
+    fn two() -> ObjectHistory {
+        let mut history = ObjectHistory::new(1, 4);
+        for (at, number) in [(10, 1), (30, 2)] {
+            let (ask, executed) = add(&mut history, at, number, number as i64);
+            enter(&mut history, number, &executed);
+            acknowledge(&mut history, ask, at + 10, number, number as i64);
+        }
+        history
+    }
+
+    fn judge(history: &ObjectHistory) -> Result<(), String> {
+        history.judge(|_, _| true)
+    }
+
+    /// Reads the number in `a` between two moments.
+    fn read(history: &mut ObjectHistory, from: Moment, to: Moment, sum: i64) {
+        let (name, fields) = (name(b"a"), vec![counter_field()]);
+        let look = Look { reads: vec![Read::Values { name, fields, size_max: 100 }] };
+        // The caller may begin it late, as if nothing had been answered then.
+        let ask = history.ask_look(SESSION, 0, look, from);
+        history.asks[ask].lowest = version(u64::from(from > 20) + u64::from(from > 40));
+        let value = (sum > 0).then(|| sum.to_le_bytes().to_vec());
+        let bytes = encode_answers(&[ReadAnswer::Values(vec![value])]);
+        assert_eq!(history.answered(ask, Ok(Answer::Looked(bytes)), to), Ok(()));
+    }
+
+    #[test]
+    fn a_read_shows_a_state_between_its_begin_and_its_end() {
+        for (from, to, sums) in [(1, 5, 0..=0), (1, 15, 0..=1), (25, 26, 1..=1), (25, 35, 1..=2)] {
+            for sum in 0..=3 {
+                let mut history = two();
+                read(&mut history, from, to, sum);
+                assert_eq!(judge(&history).is_ok(), sums.contains(&sum), "{from} {to} {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_operation_that_is_executed_twice_is_found() {
+        let mut history = two();
+        let (_, executed) = add(&mut history, 50, 3, 3);
+        enter(&mut history, 3, &executed);
+        assert_eq!(judge(&history), Ok(()), "nobody knows yet whether it is answered");
+        enter(&mut history, 4, &executed);
+        assert!(judge(&history).unwrap_err().contains("executed"));
+        // An epoch that followed has not adopted it.
+        assert_eq!(history.judge(|_, it| it < version(4)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_acknowledged_is_there_and_what_is_refused_is_not() {
+        let mut history = two();
+        let (ask, executed) = add(&mut history, 50, 3, 3);
+        acknowledge(&mut history, ask, 60, 3, 3);
+        assert!(judge(&history).is_err());
+        enter(&mut history, 3, &executed);
+        assert_eq!(judge(&history), Ok(()));
+        let mut history = two();
+        let (ask, executed) = add(&mut history, 50, 3, 3);
+        assert_eq!(history.answered(ask, Err(VolumeError::Full), 60), Ok(()));
+        assert_eq!(judge(&history), Ok(()));
+        enter(&mut history, 3, &executed);
+        assert!(judge(&history).is_err());
+    }
+
+    #[test]
+    fn results_are_those_of_the_model_and_versions_have_the_order_of_time() {
+        let mut history = two();
+        let (ask, executed) = add(&mut history, 50, 3, 4);
+        enter(&mut history, 3, &executed);
+        acknowledge(&mut history, ask, 60, 3, 4);
+        assert!(judge(&history).is_err(), "the sum is 3");
+        // The second one was asked for when the first one had been answered, and stands before it.
+        let mut history = ObjectHistory::new(1, 4);
+        let (first, executed) = add(&mut history, 10, 1, 2);
+        enter(&mut history, 2, &executed);
+        acknowledge(&mut history, first, 20, 2, 2);
+        let (second, executed) = add(&mut history, 30, 2, 1);
+        enter(&mut history, 1, &executed);
+        acknowledge(&mut history, second, 40, 1, 1);
+        assert!(judge(&history).is_err());
+    }
+
+    #[test]
+    fn a_refusal_is_right_at_some_moment() {
+        for (assertion, told, is_right) in [
+            (Assertion::Absent, 2, true),
+            (Assertion::Absent, 1, false),
+            (Assertion::Exists, 2, false),
+            (Assertion::Version(version(1)), 2, true),
+        ] {
+            let mut history = two();
+            let steps = ObjectSteps {
+                name: name(b"a"),
+                assertions: vec![assertion],
+                changes: vec![ObjectChange::Remove],
             };
-            let outcome = on_objects(&mut objects, operation, version);
-            if outcome != Ok((executed.results.clone(), true)) {
-                return Err(format!(
-                    "{version} of PG {pg} has {:?}, but is {outcome:?}: {operation:?}",
-                    executed.results
-                ));
-            }
-        }
-        while let Some(claim) = claims.pop_if(|claim| claim.states.0 <= state) {
-            open.push(claim);
-        }
-        open.retain(|claim: &Claim<'_>| !claim.is_true(&objects));
-        if let Some(claim) = open.iter().find(|claim| claim.states.1 <= state) {
-            return Err(claim.complaint(pg, changes, &objects));
-        }
-    }
-    match claims.first().or(open.first()) {
-        Some(claim) => Err(claim.complaint(pg, changes, &objects)),
-        None => Ok(()),
-    }
-}
-
-/// Makes an operation on the objects that it names.
-fn on_objects(
-    objects: &mut Models,
-    operation: &Operation,
-    version: Version,
-) -> objects::model::Outcome {
-    let names = || operation.objects.iter().map(|object| &object.name);
-    let mut named: Models = names().filter_map(|name| objects.remove_entry(name)).collect();
-    let outcome = model(&mut named, operation, version);
-    objects.append(&mut named);
-    outcome
-}
-
-impl Claim<'_> {
-    fn is_true(&self, objects: &Models) -> bool {
-        let part = |names: &mut dyn Iterator<Item = &Name>| -> Models {
-            let found = names.filter_map(|name| objects.get_key_value(name));
-            found.map(|(name, object)| (name.clone(), object.clone())).collect()
-        };
-        let outcome = |operation: &Operation| {
-            let mut named = part(&mut operation.objects.iter().map(|object| &object.name));
-            model(&mut named, operation, Version::ZERO)
-        };
-        match &self.what {
-            ClaimWhat::Refused { operation, at, version } => {
-                let steps = &operation.objects[at.0];
-                let known = objects.get(&steps.name).map_or(Version::ZERO, |(version, _)| *version);
-                // Where a number cannot be added to, earlier operations of its run count.
-                let is_version = known == *version || at.1 >= steps.assertions.len();
-                is_version && outcome(operation) == Err(*at)
-            }
-            ClaimWhat::ChangedNothing { operation, results } => {
-                outcome(operation) == Ok((results.to_vec(), false))
-            }
-            ClaimWhat::Shown { look, answers } => {
-                let mut pairs = look.reads.iter().zip(*answers);
-                pairs.all(|(read, answer)| is_answer(read, answer, objects))
-            }
-            ClaimWhat::Listed { name, with_data, found } => {
-                let there = listed(&part(&mut std::iter::once(name)), *with_data);
-                there.get(name.bytes()) == *found
-            }
+            let operation = Operation { objects: vec![steps] };
+            let (ask, bytes) = history.ask_change(SESSION, operation, 50);
+            assert_eq!(history.sent(SESSION, 3, &bytes), Ok(false));
+            let error = VolumeError::Asserted { object: 0, step: 0, version: version(told) };
+            assert_eq!(history.answered(ask, Err(error), 60), Ok(()));
+            assert_eq!(judge(&history).is_ok(), is_right);
         }
     }
 
-    fn complaint(&self, pg: u32, changes: &[(Version, &Executed)], last: &Models) -> String {
-        let version = |state: usize| match state.checked_sub(1) {
-            Some(at) => changes[at].0,
-            None => Version::ZERO,
-        };
-        let (first, end) = self.states;
-        let what: &dyn Debug = match &self.what {
-            ClaimWhat::Listed { name, .. } => name,
-            _ => &"it",
-        };
-        let text = format!(
-            "no state of PG {pg} from {} to {} is as {what:?} was told: {:?}; the last one: {last:?}",
-            version(first),
-            version(end),
-            self.ask
-        );
-        text.chars().take(6000).collect()
+    #[test]
+    fn a_counter_has_what_was_acknowledged_and_no_more_than_was_asked_for() {
+        let mut history = ObjectHistory::new(1, 4);
+        let counter = name(b"n1");
+        for number in 1..=3 {
+            let changes = vec![ObjectChange::Add(counter_field(), 1)];
+            let steps = ObjectSteps { name: counter.clone(), assertions: Vec::new(), changes };
+            let (ask, _) = history.ask_change(SESSION, Operation { objects: vec![steps] }, 1);
+            match number {
+                3 => history.given_up(ask, 9),
+                _ => acknowledge(&mut history, ask, 9, number, number as i64),
+            }
+        }
+        let is_right =
+            |sum: i64| history.judge_counter(&counter, &[Some(sum.to_le_bytes().to_vec())]).is_ok();
+        assert_eq!([1, 2, 3, 4].map(is_right), [false, true, true, false]);
     }
 }

@@ -55,7 +55,8 @@ impl ObjectPlan {
         if pools != Pools::Copies || !random.chance(HAS_POOL) {
             return None;
         }
-        let pg_count = 1 << random.range(0..4);
+        // Each OSD has some, so that no other one gets a PG while it is down.
+        let pg_count = (1 << random.range(0..4)).max(plan.osd_count.next_power_of_two() as u32);
         let shifts = [14, 15, 16, 17];
         let copies = (plan.position_count() as u8).min(COPIES_MAX);
         let drawn = ObjectPlan {
@@ -82,6 +83,11 @@ impl ObjectPlan {
             plan.loses_osds = false;
         }
         Some(drawn)
+    }
+
+    /// Returns whether PGs of the pool may get other members.
+    pub fn may_move(&self) -> bool {
+        COPIES_MAX > 1
     }
 
     /// Returns the command that creates the pool.
@@ -159,17 +165,22 @@ fn any_assertion(random: &mut Random, known: Version) -> Assertion {
     }
 }
 
-fn any_steps(random: &mut Random, name: Name, known: Version) -> ObjectSteps {
-    // A short put with nothing else: perhaps a blind one.
-    let puts = random.chance(Chance::percent(15));
-    let assertion_count = if puts { 0 } else { random.below(5).saturating_sub(2) };
-    let assertions = (0..assertion_count).map(|_| any_assertion(random, known)).collect();
-    let mut changes: Vec<ObjectChange> = match puts {
-        true => vec![ObjectChange::Put(vec![random.below(256) as u8; 9])],
-        false => (0..random.below(4)).map(|_| any_change(random)).collect(),
-    };
-    if !puts && random.chance(Chance::percent(8)) {
+fn any_steps(random: &mut Random, name: Name, known: Version, tag: [u8; 8]) -> ObjectSteps {
+    if random.chance(Chance::percent(15)) {
+        // A short put with nothing else: perhaps a blind one.
+        let changes = vec![ObjectChange::Put(tag.to_vec())];
+        return ObjectSteps { name, assertions: Vec::new(), changes };
+    }
+    let count = random.below(5).saturating_sub(2);
+    let mut assertions: Vec<Assertion> = (0..count).map(|_| any_assertion(random, known)).collect();
+    let mut changes: Vec<ObjectChange> = (0..random.below(4)).map(|_| any_change(random)).collect();
+    if random.chance(Chance::percent(8)) {
         changes.push(ObjectChange::Remove);
+    }
+    // The tag is in something that has no effect.
+    match changes.is_empty() {
+        true => assertions.push(Assertion::Differs(Field::Record(b"tag".to_vec()), tag.to_vec())),
+        false => changes.insert(0, ObjectChange::Unset(Field::Attribute(tag.to_vec()))),
     }
     ObjectSteps { name, assertions, changes }
 }
@@ -179,7 +190,8 @@ pub fn any_operation(random: &mut Random, history: &ObjectHistory) -> Operation 
     loop {
         let first = any_name(random);
         if is_counter(&first) {
-            let changes = vec![ObjectChange::Add(counter_field(), 1)];
+            let tag = ObjectChange::Unset(Field::Attribute(history.tag().to_vec()));
+            let changes = vec![tag, ObjectChange::Add(counter_field(), 1)];
             let steps = ObjectSteps { name: first, assertions: Vec::new(), changes };
             return Operation { objects: vec![steps] };
         }
@@ -191,7 +203,7 @@ pub fn any_operation(random: &mut Random, history: &ObjectHistory) -> Operation 
         }
         let steps = chosen.into_iter().map(|name| {
             let known = history.known_version(&name);
-            any_steps(random, name, known)
+            any_steps(random, name, known, history.tag())
         });
         let operation = Operation { objects: steps.collect() };
         if operation.check().is_ok() {
