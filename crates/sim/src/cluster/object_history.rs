@@ -1,9 +1,9 @@
 //! What is known of an object pool: which operations users asked for, what they were answered, and what was
 //! executed. At the end of a run all of it must fit together (`object_judge.rs`).
 //!
-//! Each change that takes effect has a version, and the versions of a PG order its changes. What is executed is
-//! seen where it enters an engine: with the changes goes the repeat, which names session, number and version. So
-//! changes whose answers nobody got are known, too.
+//! Each change that takes effect has a version, and the versions of a PG order its changes. What is executed
+//! is seen where it enters an engine: with the changes goes the repeat, which names session, number and
+//! version. So changes whose answers nobody got are known, too.
 //!
 //! Invariants checked
 //!   1. An operation is executed once, however often it is sent, and one that was refused is not executed.
@@ -147,8 +147,8 @@ impl ObjectHistory {
         self.known.get(name).copied().unwrap_or_default()
     }
 
-    /// Returns bytes that no operation has had. Each operation must have some: by what it asks for it is known
-    /// which one is sent under a number.
+    /// Returns bytes that no operation has had. Each operation must have some: by what it asks for it is
+    /// known which one is sent under a number.
     pub fn tag(&self) -> [u8; 8] {
         (self.asks.len() as u64).to_le_bytes()
     }

@@ -35,7 +35,8 @@ enum ClaimWhat<'a> {
 }
 
 impl ObjectHistory {
-    /// Checks everything. `is_kept`: whether a version of a PG was adopted by all epochs that followed its own.
+    /// Checks everything. `is_kept`: whether a version of a PG was adopted by all epochs that followed its
+    /// own.
     pub fn judge(&self, is_kept: impl Fn(u32, Version) -> bool) -> Result<(), String> {
         let mut once: BTreeMap<(SessionId, u64), Version> = BTreeMap::new();
         for pg in 0..self.pg_count {

@@ -1,5 +1,5 @@
-//! The object pool of a run, if it has one, and what its users ask for. All of it is drawn from streams of its own:
-//! a run without an object pool does not change.
+//! The object pool of a run, if it has one, and what its users ask for. All of it is drawn from streams of
+//! its own: a run without an object pool does not change.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::random::{Chance, Random};
 /// The name of the object pool.
 pub const OBJECT_POOL: &str = "objects";
 
-/// The most copies of an object. Until learners of object PGs are filled, there is one: then no PG of the pool
-/// may change its members.
+/// The most copies of an object. Until learners of object PGs are filled, there is one: then no PG of the
+/// pool may change its members.
 const COPIES_MAX: u8 = 1;
 
 /// How many runs have an object pool.

@@ -1,5 +1,5 @@
-//! The users of an object pool: each client opens it, changes and reads objects beside its volumes, and closes it
-//! now and then. `object_history.rs` judges what they are answered.
+//! The users of an object pool: each client opens it, changes and reads objects beside its volumes, and closes
+//! it now and then. `object_history.rs` judges what they are answered.
 
 use std::collections::BTreeMap;
 
