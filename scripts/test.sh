@@ -41,7 +41,7 @@ fi
 part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 15
 part 'simulator, pools with parity' cargo_ci run -p sim -- parity --seeds 1..60
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
-    --cpu-minutes-max 30
+    --cpu-minutes-max 40
 part 'planted bugs of PGs and nodes' cargo_ci test -p pg -p node --features planted --lib \
     -- planted_bugs_
 part 'real processes' cargo_ci test -p ashlar --test it -- --test-threads=2

@@ -95,7 +95,7 @@ fn learners_become_equal_in_many_runs() {
 fn planted_bugs_of_fills_are_found() {
     let half = || half_copied(0);
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
-    let run = || drop(run_many(0..40));
+    let run = || drop(run_many(0..400));
     assert!(planted::fails(Bug::PageOvertakesMutation, run), "overtaking is not found");
 }
 
