@@ -37,6 +37,9 @@ use crate::local_engine::LocalEngine;
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
+/// Keys of the engine: the first one, and the first one behind them.
+type KeyRange = (Vec<u8>, Vec<u8>);
+
 /// Maximum number of records or blocks removed at a time: clients come first.
 const PORTION_MAX: usize = 256;
 /// Number of PGs that are checked for superfluous data in each report interval.
@@ -409,7 +412,7 @@ impl Holdings<'_> {
     }
 
     /// Returns the range of the PG's keys, and the block size, if it has records of objects.
-    fn keys_of(&self, target: Target) -> Option<(PgId, (Vec<u8>, Vec<u8>), BlockSize)> {
+    fn keys_of(&self, target: Target) -> Option<(PgId, KeyRange, BlockSize)> {
         let Target::Pg(pg) = target else { return None };
         let (shard_count, block_size) = self.object_shape(pg)?;
         let pg_count = self.cluster.map().pools[&pg.pool].pool.pg_count;
