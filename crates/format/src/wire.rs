@@ -35,8 +35,9 @@ pub use message::{
 pub use payload::Payload;
 pub use peer::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
-    EngineState, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage,
-    ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage,
-    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
+    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
+    WHOLE_COUNT_MAX,
 };
 pub use pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};

@@ -305,6 +305,8 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Batch { .. }
         | PeerBody::Page { .. }
         | PeerBody::ListHeads { .. }
+        | PeerBody::ObjectForward { .. }
+        | PeerBody::Gather { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::Draining
         | PeerBody::State(_)
@@ -312,6 +314,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Headed { .. }
         | PeerBody::Fetched { .. }
         | PeerBody::Repaired { .. }
+        | PeerBody::Gathered { .. }
         | PeerBody::Activated
         | PeerBody::Written { .. }
         | PeerBody::Delta { .. }

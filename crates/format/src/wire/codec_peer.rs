@@ -14,7 +14,7 @@ use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::payload::Payload;
 use super::peer::{
-    Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling,
+    Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling, Gathered,
     HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
     PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage, RECORD_KEY_SIZE_MAX,
     REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
@@ -61,6 +61,9 @@ const BODY_TRIED: u8 = 46;
 const BODY_PART_BEHIND: u8 = 47;
 const BODY_BATCH: u8 = 50;
 const BODY_PAGE: u8 = 51;
+const BODY_OBJECT_FORWARD: u8 = 52;
+const BODY_GATHER: u8 = 53;
+const BODY_GATHERED: u8 = 54;
 const BODY_LIST_HEADS: u8 = 57;
 const BODY_HEADED: u8 = 58;
 
@@ -68,6 +71,11 @@ const PART_WHOLE: u8 = 0;
 const PART_FIRST: u8 = 1;
 const PART_MIDDLE: u8 = 2;
 const PART_LAST: u8 = 3;
+
+const GATHERED_NOTHING: u8 = 0;
+const GATHERED_CONTENT: u8 = 1;
+const GATHERED_TOO_LARGE: u8 = 2;
+const GATHERED_UNREADABLE: u8 = 3;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -108,10 +116,13 @@ pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
             Content::Gone | Content::Tombstone { .. } => None,
         },
         PeerBody::Write { change: Change::Write { data, .. }, .. } => Some(data.clone()),
-        PeerBody::Batch { content, .. } | PeerBody::Page { content, .. } => {
+        PeerBody::Headed { heads, .. } => heads.data(),
+        PeerBody::Batch { content, .. }
+        | PeerBody::Page { content, .. }
+        | PeerBody::ObjectForward { content: Some(content), .. }
+        | PeerBody::Gathered { result: Gathered::Forward(Some(content)), .. } => {
             Some(content.data.clone())
         }
-        PeerBody::Headed { heads, .. } => heads.data(),
         _ => None,
     }
 }
@@ -299,6 +310,30 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_bool(bytes, *is_last);
             heads.encode(bytes);
         }
+        PeerBody::ObjectForward { call, after, version, content } => {
+            put_call(bytes, BODY_OBJECT_FORWARD, *call);
+            put_version(bytes, *after);
+            put_version(bytes, *version);
+            put_bool(bytes, content.is_some());
+            content.iter().for_each(|content| put_batch_content(bytes, content));
+        }
+        PeerBody::Gather { call, after, version } => {
+            put_call(bytes, BODY_GATHER, *call);
+            put_version(bytes, *after);
+            put_version(bytes, *version);
+        }
+        PeerBody::Gathered { call, result } => {
+            put_call(bytes, BODY_GATHERED, *call);
+            match result {
+                Gathered::Forward(None) => bytes.push(GATHERED_NOTHING),
+                Gathered::Forward(Some(content)) => {
+                    bytes.push(GATHERED_CONTENT);
+                    put_batch_content(bytes, content);
+                }
+                Gathered::TooLarge => bytes.push(GATHERED_TOO_LARGE),
+                Gathered::Unreadable => bytes.push(GATHERED_UNREADABLE),
+            }
+        }
     }
 }
 
@@ -474,6 +509,30 @@ fn decode_body(
             let (call, is_last) = (reader.u32()?, reader.bool()?);
             PeerBody::Headed { call, heads: Payload::decode(reader, payload)?, is_last }
         }
+        BODY_OBJECT_FORWARD => PeerBody::ObjectForward {
+            call: reader.u32()?,
+            after: reader.version()?,
+            version: reader.version()?,
+            content: match reader.bool()? {
+                true => Some(reader.batch_content(payload)?),
+                false => None,
+            },
+        },
+        BODY_GATHER => PeerBody::Gather {
+            call: reader.u32()?,
+            after: reader.version()?,
+            version: reader.version()?,
+        },
+        BODY_GATHERED => PeerBody::Gathered {
+            call: reader.u32()?,
+            result: match reader.u8()? {
+                GATHERED_NOTHING => Gathered::Forward(None),
+                GATHERED_CONTENT => Gathered::Forward(Some(reader.batch_content(payload)?)),
+                GATHERED_TOO_LARGE => Gathered::TooLarge,
+                GATHERED_UNREADABLE => Gathered::Unreadable,
+                tag => return wrong(format!("unknown answer {tag} about what a member lacks")),
+            },
+        },
         tag => {
             return wrong(format!("unknown peer message type {tag}"));
         }

@@ -404,6 +404,34 @@ pub enum PeerBody {
         /// Whether these are the last ones of the range.
         is_last: bool,
     },
+    /// Primary, in object pools: all that this acting member lacks, before the epoch is active. Answered by
+    /// [`PeerBody::Repaired`] when it is durable, with the member's record.
+    ObjectForward {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The version up to which the member is complete.
+        after: Version,
+        /// The version up to which it is complete then.
+        version: Version,
+        /// What changes. `None`: nothing but the version.
+        content: Option<BatchContent>,
+    },
+    /// Primary, in object pools: send what a member lacks. Answered by [`PeerBody::Gathered`].
+    Gather {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The version up to which the member that lacks something is complete.
+        after: Version,
+        /// The version up to which the acting members are brought: that up to which the asked one is complete.
+        version: Version,
+    },
+    /// Member, in object pools: sends what a member lacks, or says why it does not.
+    Gathered {
+        /// Copied from the request.
+        call: u32,
+        /// What it lacks.
+        result: Gathered,
+    },
 }
 
 /// What a page is of an object that takes several.
@@ -425,6 +453,17 @@ pub enum PagePart {
         /// As in `First`.
         name: Vec<u8>,
     },
+}
+
+/// What a member answers that was asked for what another one lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Gathered {
+    /// What it lacks. `None`: nothing but the version.
+    Forward(Option<BatchContent>),
+    /// It fits no entry, or the log does not go back so far.
+    TooLarge,
+    /// Some of it cannot be read.
+    Unreadable,
 }
 
 /// What a batch changes, as it travels. Whoever uses it compares the checksums: that of the body is here,

@@ -4,9 +4,9 @@ use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
-    EngineState, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage,
-    ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage,
-    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
+    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -65,14 +65,11 @@ fn block(units: u64, written: u64) -> Content {
 
 /// Returns a batch with a body of this size, and so many units of data behind it.
 fn batch(body_length: usize, units: usize) -> PeerBody {
-    let data = data(body_length.div_ceil(UNIT) + units);
-    let body_checksum = base::crc32c(&data[..body_length]);
-    let content = BatchContent { body_length: body_length as u32, body_checksum, data };
     PeerBody::Batch {
         after: version_of(300),
         version: version_of(304),
         mark: version_of(299),
-        content,
+        content: batch_content(body_length, units),
     }
 }
 
@@ -89,6 +86,21 @@ fn list_heads(from: &[u8], before: &[u8]) -> PeerBody {
 fn headed(heads: &[u8], is_last: bool) -> PeerBody {
     let heads = Payload::new(heads, &base::BufferPool::default());
     PeerBody::Headed { call: 16, heads, is_last }
+}
+
+fn batch_content(body_length: usize, units: usize) -> BatchContent {
+    let data = data(body_length.div_ceil(UNIT) + units);
+    let body_checksum = base::crc32c(&data[..body_length]);
+    BatchContent { body_length: body_length as u32, body_checksum, data }
+}
+
+fn object_forward(content: Option<BatchContent>) -> PeerBody {
+    let (after, version) = (version_of(300), version_of(304));
+    PeerBody::ObjectForward { call: 15, after, version, content }
+}
+
+fn gathered(result: Gathered) -> PeerBody {
+    PeerBody::Gathered { call: 16, result }
 }
 
 fn with_table(mut content: Content) -> Content {
@@ -306,6 +318,16 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-list-heads", peer(list_heads(&[0, 4, 0x10], &[0, 4, 0x11]))),
         ("peer-headed", peer(headed(b"what a member holds", true))),
         ("peer-headed-none", peer(headed(b"", true))),
+        ("peer-object-forward", peer(object_forward(Some(batch_content(5000, 1))))),
+        ("peer-object-forward-nothing", peer(object_forward(None))),
+        (
+            "peer-gather",
+            peer(PeerBody::Gather { call: 16, after: version_of(300), version: version_of(304) }),
+        ),
+        ("peer-gathered", peer(gathered(Gathered::Forward(Some(batch_content(5000, 1)))))),
+        ("peer-gathered-nothing", peer(gathered(Gathered::Forward(None)))),
+        ("peer-gathered-too-large", peer(gathered(Gathered::TooLarge))),
+        ("peer-gathered-unreadable", peer(gathered(Gathered::Unreadable))),
         (
             "lease-renew",
             lease(LeaseMessage::Renew {
@@ -599,6 +621,15 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(from, before)| list_heads(&from, &before)),
         (vec(any::<u8>(), 0..9000), any::<bool>())
             .prop_map(|(heads, is_last)| headed(&heads, is_last)),
+        any_batch_content().prop_map(object_forward),
+        (any::<u32>(), any_version(), any_version())
+            .prop_map(|(call, after, version)| PeerBody::Gather { call, after, version }),
+        prop_oneof![
+            any_batch_content().prop_map(Gathered::Forward),
+            Just(Gathered::TooLarge),
+            Just(Gathered::Unreadable),
+        ]
+        .prop_map(gathered),
     ]
 }
 
@@ -614,6 +645,12 @@ fn any_page_part() -> impl Strategy<Value = PagePart> {
         Just(PagePart::Middle),
         any_record_key().prop_map(|name| PagePart::Last { name }),
     ]
+}
+
+fn any_batch_content() -> impl Strategy<Value = Option<BatchContent>> {
+    let content =
+        (1..10_000usize, 0..3usize).prop_map(|(length, units)| batch_content(length, units));
+    proptest::option::of(content)
 }
 
 fn any_digest() -> impl Strategy<Value = Digest> {
@@ -796,6 +833,8 @@ fn batches_are_as_long_as_their_body_at_least_and_no_longer_than_one_can_be() {
         let message = peer(batch(5000, 1));
         assert_eq!(forged(&message, at, &length.to_le_bytes()).is_ok(), is_right, "{length}");
     }
+    let empty = peer(object_forward(Some(batch_content(5000, 1))));
+    assert!(forged(&empty, FIELDS + 4 + 24 + 1, &0u32.to_le_bytes()).is_err());
     let message = peer(batch(BODY_SIZE_MAX, BATCH_UNITS_SIZE_MAX / UNIT));
     let length = (BODY_SIZE_MAX as u32 - UNIT as u32).to_le_bytes();
     assert!(forged(&message, at, &length).unwrap_err().0.contains("too long"));

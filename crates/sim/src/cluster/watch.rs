@@ -375,7 +375,10 @@ impl Watch {
             | PeerBody::Batch { .. }
             | PeerBody::Page { .. }
             | PeerBody::ListHeads { .. }
-            | PeerBody::Headed { .. } => {}
+            | PeerBody::Headed { .. }
+            | PeerBody::ObjectForward { .. }
+            | PeerBody::Gather { .. }
+            | PeerBody::Gathered { .. } => {}
         }
         Ok(())
     }
