@@ -91,6 +91,14 @@ pub enum Bug {
     HalfCopiedObjectServed,
     /// PG: batches pass the gate while what they change is read for a learner's page.
     PageOvertakesMutation,
+    /// PG: a batch of objects has a log record in the first shard that it touches, and in no other.
+    LogRecordMissing,
+    /// PG: logs of objects are cut, and do not say so.
+    LogCutWithoutReach,
+    /// PG: a member that was filled by listing says that its log goes back to where it was before.
+    ListedLogBelieved,
+    /// PG: a member of objects is brought forward record by record of the log, with what is there now.
+    ForwardByKeys,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.

@@ -347,6 +347,28 @@ pub fn records_prefix(shard: Shard, name: &Name) -> Vec<u8> {
     prefix(shard, RECORD, name)
 }
 
+/// Returns the range of the log records of a shard above a version: the first key, and the first one behind.
+pub fn log_range(shard: Shard, after: Version) -> (Vec<u8>, Vec<u8>) {
+    let prefix = [&number_bytes::<2>(u64::from(shard.0))[..], &[LOG]].concat();
+    // No version has epoch 0: that is where the reach lies.
+    let first = match after {
+        Version::ZERO => Version { epoch: Epoch::new(1), counter: 0 },
+        Version { epoch, counter } => Version { epoch, counter: counter + 1 },
+    };
+    let kind = Kind::Log(LogKey { version: first, page: None });
+    (Key { shard, kind }.encode(), behind_all(&prefix))
+}
+
+/// Whether a key of the engine is one that each member has for itself.
+pub fn is_own(key: &[u8]) -> bool {
+    key.get(HEADER_SIZE - 1).is_some_and(|kind| (0x50..0x70).contains(kind))
+}
+
+/// Whether a key of the engine is one of the log.
+pub fn is_log(key: &[u8]) -> bool {
+    key.get(HEADER_SIZE - 1) == Some(&LOG)
+}
+
 /// Whether a key of the engine is that of a head.
 pub(crate) fn is_head(key: &[u8]) -> bool {
     key.get(HEADER_SIZE - 1) == Some(&HEAD)
@@ -524,6 +546,20 @@ mod tests {
         assert_eq!(Shard::of_hash(u32::MAX, 1 << 16), Shard::new(u16::MAX));
         assert_eq!(Shard::of_hash(0x8000_0000, 2), Shard::new(1));
         assert_eq!(Shard::of_hash(u32::MAX, 1), Shard::new(0));
+    }
+
+    #[test]
+    fn the_log_above_a_version_has_neither_its_records_nor_the_reach() {
+        let version = |epoch, counter| Version { epoch: Epoch::new(epoch), counter };
+        let log = |version, page| key(Kind::Log(LogKey { version, page })).encode();
+        let page = Some((Incarnation::new(1), 1));
+        let (first, behind) = log_range(Shard::new(0x0102), version(2, 5));
+        let has = |key: Vec<u8>| first <= key && key < behind;
+        assert!(!has(log(version(2, 5), None)) && !has(log(version(2, 5), page)));
+        assert!(has(log(version(2, 6), None)) && has(log(version(3, 1), page)));
+        let (first, _) = log_range(Shard::new(0x0102), Version::ZERO);
+        assert!(key(Kind::Log(LogKey::REACH)).encode() < first);
+        assert!(first <= log(version(1, 1), None));
     }
 
     /// Bytes in which those that matter for the order are frequent.

@@ -237,6 +237,16 @@ impl std::ops::SubAssign for RunSize {
 }
 
 impl RunSize {
+    /// Returns what these changes of records take, with what the log says of them.
+    pub fn of_records(changes: &[Change]) -> RunSize {
+        let size = |change: &Change| match change {
+            Change::Put { key, value } => put_size(key.len(), value.len()),
+            Change::Delete { key } => delete_size(key.len()),
+            Change::DeleteRange { start, end } => range_size(start.len(), end.len()),
+        };
+        RunSize { records: changes.iter().map(size).sum(), ..RunSize::default() }
+    }
+
     /// Checks that all of it fits one entry. The error says what is too large, for people.
     pub fn check(self) -> Result<(), String> {
         let RunSize { records, data, here, lines } = self;

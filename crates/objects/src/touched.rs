@@ -16,13 +16,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use base::{BlockSize, PoolId};
+use base::{BlockSize, PoolId, Version};
 use format::disk::bytes::{Reader, Writer};
-use format::disk::{BlockAction, BlockKey, UnitSet};
+use format::disk::{BlockAction, BlockChange, BlockKey, UnitSet};
 use format::engine::{Change, KEY_SIZE_MAX};
 
 use crate::head::Head;
-use crate::keys::{Shard, is_head};
+use crate::keys::{Key, Kind, LogKey, Shard, is_head};
 use crate::prepare::{PoolShape, Prepared};
 
 const KEY: u8 = 1;
@@ -45,8 +45,18 @@ pub struct Touched {
 impl Touched {
     /// Returns what a run touches, by shard.
     pub fn of(prepared: &Prepared, shape: PoolShape) -> BTreeMap<Shard, Touched> {
+        let blocks = prepared.blocks.iter().map(|(change, _)| change);
+        Touched::of_changes(&prepared.records, blocks, shape)
+    }
+
+    /// Returns what changes of records and blocks touch, by shard.
+    pub fn of_changes<'a>(
+        records: &[Change],
+        blocks: impl IntoIterator<Item = &'a BlockChange>,
+        shape: PoolShape,
+    ) -> BTreeMap<Shard, Touched> {
         let mut shards: BTreeMap<Shard, Touched> = BTreeMap::new();
-        for change in &prepared.records {
+        for change in records {
             let key = match change {
                 Change::Put { key, .. } | Change::Delete { key } => key,
                 Change::DeleteRange { start, .. } => start,
@@ -60,12 +70,18 @@ impl Touched {
                 }
             }
         }
-        for (change, _) in &prepared.blocks {
+        for change in blocks {
             let shard = Shard::of_hash(change.key.hash, shape.shard_count);
             let units = (change.action != BlockAction::Gone).then_some(change.units);
             shards.entry(shard).or_default().note_block(change.key, units);
         }
         shards
+    }
+
+    /// Returns the log record of what a version touches in a shard. Requires: blocks have this size.
+    pub fn log_record(&self, shard: Shard, version: Version, block_size: BlockSize) -> Change {
+        let kind = Kind::Log(LogKey { version, page: None });
+        Change::Put { key: Key { shard, kind }.encode(), value: self.encode(block_size) }
     }
 
     /// Whether nothing is touched.
@@ -190,8 +206,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::keys::{Key, Kind, Name};
-    use base::{Epoch, ImageId, StripeIndex, Version};
+    use crate::keys::Name;
+    use base::{Epoch, ImageId, StripeIndex};
 
     const SIZE: BlockSize = BlockSize::MIN;
 

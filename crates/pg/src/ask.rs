@@ -45,6 +45,10 @@ pub enum Asked {
     Gather { slot: GatherSlot, position: Position },
     /// A request to prepare a key's adopted state.
     Forward { slot: ForwardSlot },
+    /// In pools of objects: what another acting member lacks.
+    ObjectGather { source: usize },
+    /// In pools of objects: a request to take what the member lacks.
+    ObjectForward,
     /// A page of an acting member's blocks, for a learner's backfill.
     FillList { learner: usize },
     /// A block of a learner's backfill.

@@ -238,6 +238,11 @@ impl Lead {
         complete.max().expect("there are acting members")
     }
 
+    /// Returns the version up to which an acting member is complete. Requires: it has reported its state.
+    pub fn complete_of(&self, index: usize) -> Version {
+        self.peers[index].state.as_ref().expect("it has reported").complete
+    }
+
     /// Returns the version up to which an acting member proves that a block it lacks was deleted: its
     /// tombstones up to there are gone. The member proves nothing above the version up to which it is
     /// complete: a disk may have lost the block and kept the floor above it.

@@ -686,8 +686,11 @@ impl Pg {
             RecordFor::Nobody => {}
             RecordFor::Lead => self.on_own_record_kept(is_durable, actions),
             RecordFor::OwnDrop => self.on_own_drop_recorded(is_durable, actions),
-            what
-            @ (RecordFor::Activation | RecordFor::Progress { .. } | RecordFor::Drop { .. }) => {
+            RecordFor::OwnForward => self.on_own_forward(is_durable, actions),
+            what @ (RecordFor::Activation
+            | RecordFor::Progress { .. }
+            | RecordFor::Drop { .. }
+            | RecordFor::Forward { .. }) => {
                 self.on_followed_record_kept(what, is_durable, actions);
             }
         }
@@ -900,6 +903,13 @@ impl Pg {
             Call::PageRecords { learner } => self.on_page_records(learner, result, actions),
             Call::PageBlock { learner, at } => self.on_page_block(learner, at, result, actions),
             Call::PeerHeads { call } => self.on_peer_heads(call, result, actions),
+            Call::CleaningRecords => self.on_cleaning_records(result, actions),
+            Call::MissingRecords => self.on_missing_records(result, actions),
+            Call::MissingBlock { index } => self.on_missing_block(index, result, actions),
+            Call::ObjectForward { version } => {
+                self.on_forward_taken(version, result.is_ok(), actions);
+            }
+            Call::Reach { order } => self.on_reach_raised(order, result.is_ok(), actions),
             Call::Examine(slot) => self.on_examined(slot, result, actions),
             Call::Fetch(slot) => self.on_fetched(slot, result, actions),
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),
@@ -931,7 +941,7 @@ impl Pg {
             Call::Filled { call, key } => self.on_fill_stored((call, key), result, actions),
             Call::Forwarded { call } => self.on_forwarded(call, result, actions),
             Call::ForwardHere(slot) => self.on_forwarded_here(slot, result, actions),
-            Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
+            Call::Ending(Some(version)) if result.is_err() => self.lacks(version),
             Call::ScrubDigest { look } => self.on_own_digest(look, result, actions),
             Call::ScrubCopy { look } => self.on_own_scrub_copy(look, result, actions),
             Call::ScrubMend { units } => self.on_own_mended(units, result, actions),
@@ -981,6 +991,7 @@ impl Pg {
         if takes_part && is_allowed && self.local_state.pass_tombstones(mark) {
             self.take_floor(mark, actions);
         }
+        self.clean_if_due(actions);
     }
 
     /// Checks a version that a peer sent.
@@ -1013,6 +1024,14 @@ impl Pg {
     fn call(&mut self, call: Call, request: StoreRequest, actions: &mut Vec<Action>) {
         let call = self.calls.begin(call);
         actions.push(Action::Store { call, request });
+    }
+
+    /// Notes that the store refused a write, or a batch that begins with this version.
+    fn lacks(&mut self, first: Version) {
+        match self.shape.objects {
+            Some(_) => self.local_state.lacks_batch(first),
+            None => self.local_state.lacks(first),
+        }
     }
 
     /// Like [`Pg::call`], for a repair for which no space was promised.

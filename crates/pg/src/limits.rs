@@ -23,6 +23,8 @@ pub struct Limits {
     pub learner_bytes_max: u64,
     /// In pools of objects: the most bytes of records in a page, beside the first record of a part.
     pub page_size_max: usize,
+    /// In pools of objects: logs are cut when so many log records are there.
+    pub log_count_due: usize,
 }
 
 impl Default for Limits {
@@ -36,6 +38,7 @@ impl Default for Limits {
             unsynced_count_max: 1 << 16,
             learner_bytes_max: 64 << 20,
             page_size_max: 1 << 20,
+            log_count_due: 1024,
         }
     }
 }
@@ -51,6 +54,7 @@ impl Limits {
         unsynced_count_max: 8,
         learner_bytes_max: 16 << 10,
         page_size_max: 2 << 10,
+        log_count_due: 20,
     };
 }
 

@@ -65,6 +65,11 @@ pub enum RecordFor {
     OwnDrop,
     /// Another OSD as primary: it takes a version back. `call`: the number of its request.
     Drop { call: u32 },
+    /// In pools of objects, this OSD as primary: it gets what it lacks.
+    OwnForward,
+    /// In pools of objects, another OSD as primary: it sends what this one lacks. `call`: the number of its
+    /// request.
+    Forward { call: u32 },
     /// The epoch is over, or the connection is gone.
     Nobody,
 }
@@ -193,7 +198,14 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// Notes a version, in version order, that changes nothing here or, in pools of objects, one of a batch.
+    /// Notes the last version of a batch of a pool of objects, in version order. The floor follows all of
+    /// them: logs are cut up to it.
+    pub fn on_batch(&mut self, version: Version) {
+        self.on_version(version);
+        self.has_tombstones = true;
+    }
+
+    /// Notes a version, in version order, that changes nothing here.
     pub fn on_version(&mut self, version: Version) {
         self.last = self.last.max(version);
         self.held = self.held.max(version);
@@ -227,6 +239,23 @@ impl LocalState {
     pub fn lacks(&mut self, version: Version) {
         let known = self.hole.filter(|hole| hole.epoch == version.epoch);
         self.hole = Some(known.map_or(version, |hole| hole.min(version)));
+    }
+
+    /// Notes that the store refused a batch of a pool of objects that begins with this version, and all later
+    /// ones. What an acting member has is a prefix, so it has what was before.
+    pub fn lacks_batch(&mut self, first: Version) {
+        let record = self.record.as_ref();
+        let acting = record.filter(|it| it.filling.is_none() && it.entry.epoch == first.epoch);
+        let Some(record) = acting else { return self.lacks(first) };
+        let before = version_before(first, record);
+        self.last = self.last.min(before);
+        self.held = self.held.min(before);
+    }
+
+    /// Notes that all that this acting member of a pool of objects lacked up to a version is durable here.
+    pub fn on_forward(&mut self, version: Version) {
+        self.on_batch(version);
+        self.hole = self.hole.filter(|hole| *hole > version);
     }
 
     /// Notes that the operator gave up the lost data, or that backfill restored it.

@@ -214,6 +214,12 @@ impl Pg {
             (PeerBody::Forward { call, key, content, replaces }, FollowStage::Stated) => {
                 self.on_forward(call, key, content, replaces, actions)
             }
+            (PeerBody::Gather { call, after, version }, FollowStage::Stated) => {
+                self.on_gather(call, (after, version), actions)
+            }
+            (PeerBody::ObjectForward { call, after, version, content }, FollowStage::Stated) => {
+                self.on_object_forward(call, (after, version), content, actions)
+            }
             (PeerBody::Batch { after, version, mark, content }, FollowStage::Active) => {
                 self.on_batch((after, version, mark), content, actions)
             }
@@ -324,6 +330,9 @@ impl Pg {
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
             self.shape.check_key(*key)?;
+        }
+        if self.local_state.is_recording() {
+            return Err("an activation while this OSD makes a record durable".into());
         }
         let follow = self.follow();
         if follow.is_learner != filling.is_some() {
@@ -457,6 +466,9 @@ impl Pg {
         let adopted = if filling.is_some() { record.adopted } else { complete };
         let history = record.history.clone();
         let record = Record { entry, adopted, history, filling, dropped: None };
+        if record.filling.is_none() && self.shape.objects.is_some() {
+            self.raise_reach(complete, actions);
+        }
         let follow = self.follow();
         let behind = follow.taken.begun();
         follow.progress = Some(Progress { behind, call, record, floor });
@@ -505,6 +517,7 @@ impl Pg {
         let is_filled = record.is_some_and(|record| record.filling.is_none());
         match what {
             RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
+            RecordFor::Forward { call } => self.answer(PeerBody::Repaired { call }, actions),
             RecordFor::Activation => {
                 let adopted = record.map_or(Version::ZERO, |record| record.adopted);
                 self.begin_stripes(adopted);
@@ -522,7 +535,7 @@ impl Pg {
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::Nobody => {
+            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::OwnForward | RecordFor::Nobody => {
                 unreachable!("this OSD does not lead")
             }
         }
@@ -545,7 +558,7 @@ impl Pg {
     ) {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
-            self.local_state.lacks(first);
+            self.lacks(first);
             // A learner has not promised room for writes.
             let why = match self.follow().is_learner {
                 true => "the store has no room for a copy",
@@ -585,8 +598,13 @@ impl Pg {
 
     /// Notes that a change has ended at the store, and answers the primary.
     pub(crate) fn end_taken(&mut self, order: u64, body: PeerBody, actions: &mut Vec<Action>) {
-        self.follow().taken.end(order);
         self.answer(body, actions);
+        self.ended_taken(order, actions);
+    }
+
+    /// Notes that a change has ended at the store.
+    pub(crate) fn ended_taken(&mut self, order: u64, actions: &mut Vec<Action>) {
+        self.follow().taken.end(order);
         self.keep_progress(actions);
     }
 

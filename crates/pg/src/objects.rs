@@ -7,6 +7,8 @@
 //! | which operations have their turn, and what they change | `mutate`, with `wanted` |
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
+//! | how members that differ come together | `forward`, with `log` |
+//! | how logs are cut, and tombstones go | `clean` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
 //! | how a learner is brought to what the primary has | `fill`, with `walk` and `page` |
@@ -24,7 +26,10 @@
 //!   3. Nothing of a turn is answered before the turn ends: answers may show what its other operations change.
 
 pub(crate) mod batch;
+mod clean;
 mod fill;
+mod forward;
+mod log;
 mod member;
 pub(crate) mod mutate;
 mod page;
@@ -42,7 +47,9 @@ use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
 use base::{SessionId, Version};
 use format::wire::{Op, Payload, Refusal};
 
+use clean::Cleaning;
 use fill::Fill;
+use forward::Forwarding;
 use mutate::{Done, Mutation, Preparing};
 use read::Looking;
 use repeats::{Sender, Sessions};
@@ -74,6 +81,8 @@ pub(crate) struct Objects {
     /// Learners that are being filled, by their indices.
     fills: BTreeMap<usize, Fill>,
     sessions: Sessions,
+    forwarding: Forwarding,
+    cleaning: Cleaning,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
 }
@@ -173,6 +182,11 @@ impl Pg {
         let (first, last) = self.shape.hashes();
         let shard_count = self.pool_shape().shard_count;
         Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count)
+    }
+
+    fn shard_list(&self) -> impl Iterator<Item = Shard> + use<> {
+        let shards = self.shards();
+        (shards.start().get()..=shards.end().get()).map(Shard::new)
     }
 
     fn pool_shape(&self) -> PoolShape {

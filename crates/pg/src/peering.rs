@@ -33,7 +33,7 @@ use super::local_state::RecordFor;
 use super::store_calls::{Call, NewerFor};
 use super::sync::Syncs;
 use super::write_targets::WriteTargets;
-use super::{Action, MemberSet, Need, Pg, Record, Serving};
+use super::{Action, Need, Pg, Record, Serving};
 
 impl Pg {
     pub(crate) fn lead(&mut self) -> &mut Lead {
@@ -213,7 +213,7 @@ impl Pg {
                 );
             }
             _ if let Some(stripes) = self.stripes() => self.judge_stripes(stripes, actions),
-            _ if self.shape.objects.is_some() => self.judge_objects(actions),
+            _ if self.shape.objects.is_some() => self.bring_forward(actions),
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
                 let lead = self.lead();
@@ -222,41 +222,6 @@ impl Pg {
                 self.compare_on(actions);
             }
         }
-    }
-
-    /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
-    /// has a prefix of the PG's versions, so those with the same last one have the same. What a member held
-    /// before it was filled says nothing. A member with less cannot be brought forward yet: it leaves where
-    /// enough others remain, and is filled as a learner. Where too few remain, the one that leads fills
-    /// learners meanwhile: these take its place.
-    fn judge_objects(&mut self, actions: &mut Vec<Action>) {
-        let lead = self.lead();
-        let adopted = lead.highest_complete();
-        let is_below = |state: &MemberState| state.complete < adopted;
-        let mut below = MemberSet::default();
-        for (index, state) in lead.acting_states().enumerate() {
-            if is_below(state) {
-                below.add(index);
-            }
-        }
-        if below.is_empty() {
-            return self.activate(actions);
-        }
-        let why = "the member lacks versions that others have: it is to be filled";
-        if below.has(lead.me) {
-            let member = lead.peers[lead.me].member;
-            let need = Need::Failed(member, why.to_owned());
-            return self.end_epoch(need, format!("{} lacks versions", member.osd), actions);
-        }
-        for index in below.iter() {
-            let peer = &mut lead.peers[index];
-            peer.contact = Contact::Out;
-            actions.push(Action::Need(Need::Failed(peer.member, why.to_owned())));
-        }
-        let osds: Vec<String> =
-            below.iter().map(|index| lead.peers[index].member.osd.to_string()).collect();
-        let why = format!("{} must leave the PG, to be filled: it lacks versions", osds.join(", "));
-        lead.hindrance = Some(why);
     }
 
     /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
@@ -721,6 +686,7 @@ impl Pg {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
                     Asked::Forward { slot } => self.on_forwarded_by(index, slot, actions),
+                    Asked::ObjectForward => self.on_brought_forward(actions),
                     Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
                     Asked::Page { bytes } => self.on_page_kept(index, bytes, actions),
                     _ => return Err("an unsolicited repair".into()),
@@ -732,6 +698,15 @@ impl Pg {
                     Asked::Heads => self.on_headed(index, &heads, is_last, actions),
                     _ => Err("a list of keys that was not requested".into()),
                 }
+            }
+            PeerBody::Gathered { call, result } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::ObjectGather { source } => {
+                        self.on_missing_gathered(source, result, actions)
+                    }
+                    _ => return Err("content that was not requested".into()),
+                }
+                Ok(())
             }
             PeerBody::Noted { call } => match self.lead().asks.answered(index, call)? {
                 Asked::Progress => {

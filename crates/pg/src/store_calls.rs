@@ -38,6 +38,16 @@ pub enum Call {
     PageBlock { learner: usize, at: usize },
     /// In pools of objects: a list of keys that the primary asked for. `call`: the number of its request.
     PeerHeads { call: u32 },
+    /// In pools of objects: a log, or heads, for housekeeping.
+    CleaningRecords,
+    /// In pools of objects: how far back the log of this OSD goes, which was filled.
+    Reach { order: u64 },
+    /// In pools of objects: records that another acting member lacks.
+    MissingRecords,
+    /// In pools of objects: units of a block that another acting member lacks.
+    MissingBlock { index: usize },
+    /// In pools of objects: all that this acting member lacks up to a version, with its record.
+    ObjectForward { version: Version },
     /// Version and allocation of a block that is about to change.
     Examine(WriteSlot),
     /// Data of a read that has no older layers.
@@ -150,6 +160,8 @@ impl Call {
             | Call::Filled { .. }
             | Call::Forwarded { .. }
             | Call::ForwardHere(_)
+            | Call::ObjectForward { .. }
+            | Call::Reach { .. }
             | Call::Record
             | Call::Flush { .. }
             | Call::Ending(_) => true,
@@ -160,6 +172,9 @@ impl Call {
             | Call::PeerHeads { .. }
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
+            | Call::CleaningRecords
+            | Call::MissingRecords
+            | Call::MissingBlock { .. }
             | Call::LookRecords { .. }
             | Call::LookBlock { .. }
             | Call::Fetch(_)
@@ -189,7 +204,11 @@ impl Call {
     /// Returns the call that replaces this one once the epoch is over.
     fn abandoned(self, writes: &WriteQueue) -> Call {
         match self {
-            Call::Record | Call::Floor | Call::Absolve | Call::Ending(_) => self,
+            Call::Record
+            | Call::ObjectForward { .. }
+            | Call::Floor
+            | Call::Absolve
+            | Call::Ending(_) => self,
             Call::Flush { covers, upto, .. } => Call::Flush { covers, upto, what: FlushFor::Epoch },
             Call::Write(slot) => Call::Ending(writes[slot].version()),
             Call::Prepared { version } => Call::Ending(Some(version)),

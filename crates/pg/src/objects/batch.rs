@@ -10,7 +10,10 @@ use format::disk::{BlockChange, Body, EntryKind};
 use format::engine::Change;
 use format::wire::BatchContent;
 
+use super::log::{Missing, ReadError};
+
 /// What a batch changes, as a store gets it.
+#[derive(Default)]
 pub struct Changes {
     pub records: Vec<Change>,
     /// Each with the data of its units.
@@ -26,7 +29,7 @@ pub fn encode(
     let Prepared { records, blocks, .. } = prepared;
     let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
     let body = Body { records, blocks, note: None };
-    let content = pack(&body, &units, block_size, buffers);
+    let content = pack(&body, units.iter().map(|it| &it[..]), block_size, buffers);
     let units_from = (content.body_length as usize).next_multiple_of(UNIT_SIZE as usize);
     let changes = split(body, &content.data, units_from);
     (content, changes)
@@ -40,18 +43,38 @@ pub fn content_of(
     buffers: &BufferPool,
 ) -> BatchContent {
     let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
-    pack(&Body { records, blocks, note: None }, &units, block_size, buffers)
+    let body = Body { records, blocks, note: None };
+    pack(&body, units.iter().map(|it| &it[..]), block_size, buffers)
 }
 
-fn pack(
+/// Returns what a member lacks, as it travels. `None`: nothing. The error: it is too large for that.
+pub fn encode_missing(
+    missing: Missing,
+    block_size: BlockSize,
+    buffers: &BufferPool,
+) -> Result<Option<BatchContent>, ReadError> {
+    let Missing { records, blocks, .. } = missing;
+    let (blocks, units): (Vec<BlockChange>, Vec<Option<Buffer>>) = blocks.into_iter().unzip();
+    if records.is_empty() && blocks.is_empty() {
+        return Ok(None);
+    }
+    let body = Body { records, blocks, note: None };
+    let units = units.iter().flatten().map(|it| &it[..]);
+    let content = pack(&body, units, block_size, buffers);
+    content.check().map_err(|_| ReadError::TooLarge)?;
+    Ok(Some(content))
+}
+
+/// Returns a body with the data of its blocks as they travel.
+fn pack<'a>(
     body: &Body,
-    units: &[Vec<u8>],
+    units: impl Iterator<Item = &'a [u8]> + Clone,
     block_size: BlockSize,
     buffers: &BufferPool,
 ) -> BatchContent {
     let bytes = body.to_bytes(block_size);
     let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
-    let mut data = buffers.take_zeroed(units_from + units.iter().map(Vec::len).sum::<usize>());
+    let mut data = buffers.take_zeroed(units_from + units.clone().map(<[u8]>::len).sum::<usize>());
     data[..bytes.len()].copy_from_slice(&bytes);
     let mut at = units_from;
     for units in units {

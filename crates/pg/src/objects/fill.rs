@@ -290,7 +290,8 @@ struct PageShape {
     block_count_max: usize,
 }
 
-fn name_of(key: &[u8]) -> Option<Name> {
+/// Returns the name of the object whose head has this key.
+pub(super) fn name_of(key: &[u8]) -> Option<Name> {
     match Key::decode(key)?.kind {
         Kind::Head { name } => Some(name),
         _ => None,

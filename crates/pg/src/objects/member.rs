@@ -5,8 +5,8 @@
 //!   2. Only a learner takes pages. What is a member's own is in no page: it makes the mark of an incomplete
 //!      object itself, in the same entry.
 
-use ::objects::keys::{shards_range, shared_range};
-use ::objects::{Key, Kind, Name, Shard};
+use ::objects::keys::{is_log, is_own, log_range, shards_range, shared_range};
+use ::objects::{Key, Kind, LogKey, Name, Shard};
 use base::Version;
 use base::planted::{self, Bug};
 use blockstore::{Answer, Batch as StoreBatch, Page, Request as StoreRequest, StoreError};
@@ -17,6 +17,7 @@ use format::wire::{BatchContent, PagePart, Payload, PeerBody};
 
 use super::batch;
 use super::fill::heads_query;
+use super::log::reach_of;
 use super::walk::{encode_list, list_records};
 use crate::store_calls::Call;
 use crate::versions::next_version;
@@ -24,6 +25,8 @@ use crate::{Action, Pg};
 
 /// Size of what all keys of one kind in one shard begin with, in bytes.
 const KIND_PREFIX_SIZE: usize = 3;
+/// The reaches of so many shards are raised by one entry.
+const REACHES_AT_ONCE: usize = 4096;
 
 impl Pg {
     /// Handles a batch from the primary, with the version before its first and its last one.
@@ -42,7 +45,7 @@ impl Pg {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let first = next_version(after, self.epoch());
         let changes = batch::decode(content, EntryKind::Batch, pg, block_size)?;
-        changes.records.iter().try_for_each(|change| self.check_record(change))?;
+        changes.records.iter().try_for_each(|change| self.check_record(change, Some(version)))?;
         for (change, _) in &changes.blocks {
             self.shape.check_key(change.key)?;
             if !(first..=version).contains(&change.version) {
@@ -50,7 +53,7 @@ impl Pg {
             }
         }
         let order = self.follow().take_run(first, version, mark)?;
-        self.local_state.on_version(version);
+        self.local_state.on_batch(version);
         let batch::Changes { records, blocks } = changes;
         let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
         self.call(Call::Taken { order, first, version }, StoreRequest::Batch(batch), actions);
@@ -85,6 +88,42 @@ impl Pg {
         Ok(())
     }
 
+    /// Notes that the log of this OSD, which was filled, says nothing of what is up to this version. What it
+    /// says of earlier epochs goes: some of it was perhaps never adopted.
+    pub(crate) fn raise_reach(&mut self, version: Version, actions: &mut Vec<Action>) {
+        if planted::on(Bug::ListedLogBelieved) {
+            return;
+        }
+        let (pg, block_size, epoch) = (self.shape.pg, self.shape.block_size, self.epoch());
+        self.local_state.on_fill(version, false);
+        let shards: Vec<Shard> = self.shard_list().collect();
+        for shards in shards.chunks(REACHES_AT_ONCE) {
+            let records = shards.iter().flat_map(|shard| {
+                let end = log_range(*shard, Version { epoch, counter: 0 }).0;
+                let start = log_range(*shard, Version::ZERO).0;
+                [Change::DeleteRange { start, end }, reach_of(*shard, version)]
+            });
+            let records = records.collect();
+            let order = self.begin_taken();
+            let page =
+                StoreRequest::Page(Page { pg, block_size, version, records, blocks: vec![] });
+            self.call(Call::Reach { order }, page, actions);
+        }
+    }
+
+    /// Handles the store's answer about the reach.
+    pub(crate) fn on_reach_raised(
+        &mut self,
+        order: u64,
+        is_durable: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if !is_durable {
+            return self.cannot_follow("the store has no room for how far its log goes", actions);
+        }
+        self.ended_taken(order, actions);
+    }
+
     /// Returns the change of this member's own records that goes with a page.
     fn incomplete_mark(&self, part: PagePart) -> Result<Option<Change>, String> {
         let key = |name: &[u8]| {
@@ -110,7 +149,7 @@ impl Pg {
     /// Checks that a change of records by a page is one of this PG, and none of what is a member's own.
     fn check_page_record(&self, change: &Change) -> Result<(), String> {
         let Change::DeleteRange { start, end } = change else {
-            return self.check_record(change);
+            return self.check_record(change, None);
         };
         let is_of_pg = start.len() >= KIND_PREFIX_SIZE && {
             let shard = Shard::of_key(start);
@@ -163,20 +202,35 @@ impl Pg {
         self.answer(PeerBody::Headed { call, heads, is_last: !more }, actions);
     }
 
-    /// Checks that a change of records is one of this PG, and none of what is a member's own.
-    fn check_record(&self, change: &Change) -> Result<(), String> {
+    /// Checks that a change of records is one of this PG, and none of what is a member's own, except that a
+    /// batch has records of the log. `batch`: the version of the batch; `None`: it is in a forward.
+    pub(super) fn check_record(
+        &self,
+        change: &Change,
+        batch: Option<Version>,
+    ) -> Result<(), String> {
         let shards = self.shards();
+        let is_of_log = |log: &LogKey| {
+            let is_put = matches!(change, Change::Put { .. });
+            let is_its = |version| *log == LogKey { version, page: None };
+            is_put && batch.is_some_and(|version| is_its(version) || *log == LogKey::REACH)
+        };
         let is_of_pg = match change {
             Change::Put { key, .. } | Change::Delete { key } => {
                 Key::decode(key).is_some_and(|key| {
-                    shards.contains(&key.shard)
-                        && !matches!(key.kind, Kind::Incomplete { .. } | Kind::Lost { .. })
+                    let is_shared = match &key.kind {
+                        Kind::Incomplete { .. } | Kind::Lost { .. } => false,
+                        Kind::Log(log) => is_of_log(log),
+                        _ => true,
+                    };
+                    shards.contains(&key.shard) && is_shared
                 })
             }
             Change::DeleteRange { start, end } => {
                 start.len() >= KIND_PREFIX_SIZE
                     && shards.contains(&Shard::of_key(start))
                     && end.starts_with(&start[..KIND_PREFIX_SIZE])
+                    && (!is_own(start) || is_log(start) && batch.is_some())
             }
         };
         match is_of_pg {

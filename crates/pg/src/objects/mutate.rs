@@ -23,7 +23,7 @@ use format::wire::{ListedBlock, Outcome, Refusal};
 
 use super::page::Footprint;
 use super::repeats::Sender;
-use super::replicate::Gated;
+use super::replicate::{Gated, Planned};
 use super::wanted::Wanted;
 use super::{Objects, names_of};
 use crate::store_calls::{Call, NewerFor};
@@ -209,6 +209,10 @@ impl Pg {
     pub(super) fn end_turn(&mut self, turn: TurnId, actions: &mut Vec<Action>) {
         for next in self.objects.queue.end(turn) {
             let first = next.tickets[0];
+            if self.objects.cleaning.waits_as(first) {
+                self.begin_cleaning_turn(next.id, actions);
+                continue;
+            }
             match self.objects.looks.contains_key(&first) {
                 true => self.begin_look_turn(next.id, first, actions),
                 false => self.begin_turn(next, false),
@@ -298,7 +302,8 @@ impl Pg {
                 hashes: run.names().map(Name::hash).collect(),
                 repeats: kept.map(|(_, shard)| shard).collect(),
             };
-            return self.objects.gate.push_back(Gated { turn: id, run, done, footprint });
+            let planned = Planned::Run(run);
+            return self.objects.gate.push_back(Gated { turn: Some(id), planned, done, footprint });
         }
         self.answer_done(done, None, actions);
         self.end_turn(id, actions);
@@ -345,16 +350,21 @@ impl Pg {
         }
     }
 
-    /// Answers operations of a turn that could not be carried out.
+    /// Answers operations of a turn that could not be carried out. What was executed before is not refused.
     pub(super) fn refuse_done(
         &mut self,
         done: Vec<Done>,
         refusal: &Refusal,
         actions: &mut Vec<Action>,
     ) {
-        for Done { ticket, sender, .. } in done {
-            self.objects.sessions.end(sender);
-            actions.push(Action::Reply { ticket, outcome: Err(refusal.clone()) });
+        for done in done {
+            self.objects.sessions.end(done.sender);
+            let ticket = done.ticket;
+            let outcome = match &done.result {
+                Ok(Answered::Before(_)) => done.outcome(None),
+                _ => Err(refusal.clone()),
+            };
+            actions.push(Action::Reply { ticket, outcome });
         }
     }
 

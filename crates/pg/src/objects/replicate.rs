@@ -8,11 +8,13 @@
 use std::collections::BTreeMap;
 
 use ::objects::queue::TurnId;
-use ::objects::{Run, RunSize, Shard, Touched};
+use ::objects::{Prepared, Run, RunSize, Shard, Touched};
 use base::Version;
 use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreError};
+use format::engine::Change;
 use format::wire::{PeerBody, Refusal};
 
+use super::log::log_of;
 use super::mutate::Done;
 use super::page::Footprint;
 use super::{Objects, batch};
@@ -21,15 +23,56 @@ use crate::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
 
 /// What was prepared, and waits for its versions.
 pub struct Gated {
-    pub turn: TurnId,
-    pub run: Run,
+    /// `None`: no objects wait for it.
+    pub turn: Option<TurnId>,
+    pub planned: Planned,
     pub done: Vec<Done>,
     pub footprint: Footprint,
 }
 
+/// What a batch will change.
+pub enum Planned {
+    /// What operations change.
+    Run(Run),
+    /// Housekeeping: changes that members have alike, and those of their logs.
+    Cleaning { records: Vec<Change>, log: Vec<Change> },
+}
+
+impl Planned {
+    fn size(&self) -> RunSize {
+        match self {
+            Planned::Run(run) => run.size(),
+            Planned::Cleaning { records, log } => {
+                let mut size = RunSize::of_records(records);
+                size += RunSize::of_records(log);
+                size
+            }
+        }
+    }
+
+    /// Returns the number of its versions.
+    fn count(&self) -> u32 {
+        match self {
+            Planned::Run(run) => run.count(),
+            Planned::Cleaning { .. } => 1,
+        }
+    }
+
+    /// Returns what it changes from this version on, and what of the logs beside their own record.
+    fn finish(self, first: Version) -> (Prepared, Vec<Change>) {
+        match self {
+            Planned::Run(run) => (run.finish(first), Vec::new()),
+            Planned::Cleaning { records, log } => {
+                (Prepared { version: first, records, blocks: Vec::new() }, log)
+            }
+        }
+    }
+}
+
 /// A batch that not all members have.
 pub struct Batch {
-    turn: TurnId,
+    turn: Option<TurnId>,
+    is_cleaning: bool,
     pub done: Vec<Done>,
     first: Version,
     /// The last of its versions.
@@ -58,7 +101,7 @@ impl Pg {
                 at += 1;
                 continue;
             }
-            let mut size = gated.run.size();
+            let mut size = gated.planned.size();
             size += self.objects.in_flight_size;
             if !self.objects.in_flight.is_empty() && size.check().is_err() {
                 return;
@@ -90,7 +133,9 @@ impl Pg {
         self.objects.gate = kept.into();
         for Gated { turn, done, .. } in overdue {
             self.refuse_done(done, &Refusal::Busy, actions);
-            self.end_turn(turn, actions);
+            if let Some(turn) = turn {
+                self.end_turn(turn, actions);
+            }
         }
         let mut judge = |ticket| is_overdue(ticket).then_some(Refusal::Busy);
         self.refuse_waiting_mutations(&mut judge, actions);
@@ -100,23 +145,30 @@ impl Pg {
     /// Gives a batch its versions, and hands it to every member: to the others by message, in version order,
     /// and to this OSD's store.
     fn send_batch(&mut self, gated: Gated, actions: &mut Vec<Action>) {
-        let Gated { turn, run, done, footprint } = gated;
+        let Gated { turn, planned, done, footprint } = gated;
+        let is_cleaning = matches!(planned, Planned::Cleaning { .. });
         let (epoch, mark, after) = (self.epoch(), self.mark(), self.versions.newest());
         assert!(mark <= after);
-        let size = run.size();
-        let first = self.versions.give_run(epoch, run.count());
-        let mut prepared = run.finish(first);
+        let mut size = planned.size();
+        let first = self.versions.give_run(epoch, planned.count());
+        let (mut prepared, log) = planned.finish(first);
         let sessions = &mut self.objects.sessions;
-        prepared.records.extend(sessions.sweep(done.iter().filter_map(Done::kept)));
+        let sweeps = sessions.sweep(done.iter().filter_map(Done::kept));
+        // What is in flight with it has room for a forward.
+        size += RunSize::of_records(&sweeps);
+        prepared.records.extend(sweeps);
         prepared.records.extend(done.iter().filter_map(|done| done.repeat(first)));
         done.iter().filter_map(Done::kept).for_each(|(sender, shard)| sessions.keep(sender, shard));
         let version = prepared.version;
         assert!(version == self.versions.newest());
         let missing = self.write_targets.targets();
         assert!(missing.has(self.lead().me));
-        self.local_state.on_version(version);
+        self.local_state.on_batch(version);
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let touched = Touched::of(&prepared, self.pool_shape());
+        prepared.records.extend(log_of(&touched, version, block_size));
+        prepared.records.extend(log);
+        self.objects.cleaning.note(touched.values());
         let (content, changes) = batch::encode(prepared, block_size, &self.buffers);
         let lead = self.lead();
         lead.mark_told = mark;
@@ -128,13 +180,21 @@ impl Pg {
             let body = PeerBody::Batch { after, version, mark, content: content.clone() };
             self.send(index, body, actions);
         }
-        let batch = Batch { turn, done, first, version, missing, size, footprint, touched };
+        let batch =
+            Batch { turn, is_cleaning, done, first, version, missing, size, footprint, touched };
         self.tell_looks(&batch);
         self.objects.in_flight_size += size;
         self.objects.in_flight.push_back(batch);
         let batch::Changes { records, blocks } = changes;
         let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
         self.call(Call::Batch { first, version }, StoreRequest::Batch(batch), actions);
+    }
+
+    /// Returns the versions of housekeeping in flight.
+    #[cfg(test)]
+    pub(crate) fn cleanings_in_flight(&self) -> impl Iterator<Item = Version> {
+        let batches = self.objects.in_flight.iter().filter(|batch| batch.is_cleaning);
+        batches.map(|batch| batch.version)
     }
 
     /// Returns the versions in flight, each with the operation that has it.
@@ -164,7 +224,7 @@ impl Pg {
             Ok(_) => return self.count_batch(me, version, actions),
             Err(error) => error,
         };
-        self.local_state.lacks(first);
+        self.local_state.lacks_batch(first);
         let why = "the store has no room for a batch".to_owned();
         let member = self.lead().peers[me].member;
         if !is_alone {
@@ -206,8 +266,13 @@ impl Pg {
             self.objects.in_flight_size -= batch.size;
             self.versions.end_run(batch.first, batch.version);
             self.answer_done(batch.done, Some(batch.first), actions);
-            self.end_turn(batch.turn, actions);
+            if let Some(turn) = batch.turn {
+                self.end_turn(turn, actions);
+            }
             self.answer_looks(batch.version, actions);
+            if batch.is_cleaning {
+                self.on_cleaned(actions);
+            }
         }
         self.pump_objects(actions);
     }

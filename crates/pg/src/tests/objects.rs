@@ -140,7 +140,16 @@ fn check(world: &World) {
     let mut states: Vec<(Version, Models)> = vec![(Version::ZERO, Models::new())];
     // What each version has as results, by the operation.
     let mut executed: BTreeMap<usize, (Version, Vec<StepResult>)> = BTreeMap::new();
-    for (version, number) in &world.versions {
+    let operations = world.versions.iter().map(|(version, number)| (version, Some(number)));
+    let cleanings = world.cleanings.iter().map(|version| (version, None));
+    for (version, number) in operations.chain(cleanings).collect::<BTreeMap<_, _>>() {
+        let Some(number) = number else {
+            // Housekeeping changes nothing that anybody sees.
+            let (last, objects) = states.last().unwrap().clone();
+            assert!(last.counter + 1 == version.counter, "{last} is before {version}");
+            states.push((*version, objects));
+            continue;
+        };
         let op = &world.ops[*number];
         let Kind::Mutate(operation) = &op.kind else { panic!("a read has a version") };
         let (last, mut objects) = states.last().unwrap().clone();
@@ -174,6 +183,10 @@ fn check(world: &World) {
         };
         match (&op.kind, &answered.outcome) {
             (_, Err(Refusal::Stale(_))) => {}
+            // The store of a primary that was alone had no room: it never happened.
+            (Kind::Mutate(_), Err(Refusal::Full)) => {
+                assert!(!executed.contains_key(&op.original), "{op:?}");
+            }
             (Kind::Mutate(_), Ok(Outcome::Mutated { version, .. })) if *version > Version::ZERO => {
                 let Ok(Outcome::Mutated { results, .. }) = &answered.outcome else {
                     unreachable!()
@@ -213,10 +226,12 @@ fn check(world: &World) {
     }
     // All members hold what the model has.
     let (last, objects) = states.last().unwrap();
-    for osd in &world.osds {
-        let is_filled = osd.store.is_fragile;
-        assert!(is_filled || osd.store.last.counter == last.counter);
-        assert_eq!(osd.store.objects(), *objects);
+    let members = world.acting();
+    for index in &members {
+        let store = &world.osds[*index].store;
+        assert!(store.is_fragile || store.last.counter == last.counter);
+        assert_eq!(store.objects(), *objects);
+        store.assert_equals(&world.osds[members[0]].store);
     }
 }
 
@@ -235,7 +250,19 @@ fn run(seed: u64, members: usize, events: usize) -> World {
                 let look = any_look(&mut world.random);
                 world.begin(Kind::Look(look));
             }
-            6 if world.random.below(20) == 0 => world.next_epoch(),
+            // A primary may die while members are brought together, too.
+            6 if world.random.below(if world.serves() { 8 } else { 3 }) == 0 => {
+                let member = world.random.below(members);
+                if world.random.below(6) > 0 || !world.lose_member(member) {
+                    world.next_epoch();
+                }
+            }
+            9 if world.random.below(30) == 0 => {
+                let member = world.random.below(members);
+                world.osds[member].store.is_full = true;
+            }
+            _ if world.needs_epoch => world.next_epoch(),
+            10 | 11 => world.tick(),
             7 | 8 if world.serves() => world.send_again(),
             _ => drop(world.happen()),
         }
@@ -245,13 +272,27 @@ fn run(seed: u64, members: usize, events: usize) -> World {
 }
 
 fn run_many(seeds: std::ops::Range<u64>) {
+    let (mut forward_count, mut cleaning_count) = (0, 0);
     for seed in seeds {
-        let run = || check(&run(seed, 1 + seed as usize % 3, 700));
-        if let Err(panic) = std::panic::catch_unwind(run) {
-            println!("seed {seed}");
-            std::panic::resume_unwind(panic);
+        let run = || {
+            let world = run(seed, 1 + seed as usize % 3, 700);
+            check(&world);
+            let forwards = world.osds.iter().map(|osd| osd.store.forward_count);
+            (forwards.sum::<usize>(), world.cleanings.len())
+        };
+        match std::panic::catch_unwind(run) {
+            Ok((forwards, cleanings)) => {
+                forward_count += forwards;
+                cleaning_count += cleanings;
+            }
+            Err(panic) => {
+                println!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    println!("{forward_count} forwards, {cleaning_count} batches of housekeeping");
+    assert!(forward_count > 20 && cleaning_count > 20);
 }
 
 #[test]
@@ -273,10 +314,14 @@ fn planted_bugs_of_objects_are_found() {
         Bug::QueuedOnStaleHead,
         Bug::RepeatExecuted,
         Bug::RepeatClosedEarly,
+        Bug::LogRecordMissing,
+        Bug::ForwardByKeys,
     ];
     for bug in bugs {
         assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
     }
+    let bug = Bug::LogCutWithoutReach;
+    assert!(planted::fails(bug, a_log_that_was_cut_brings_nobody_forward), "{bug:?} was not found");
 }
 
 // ---- one thing at a time --------------------------------------------------------------------
@@ -484,32 +529,102 @@ fn a_store_without_room_ends_the_epoch_and_the_next_one_goes_on() {
 }
 
 #[test]
-fn members_that_lack_versions_cannot_go_on() {
-    let mut seen = std::collections::BTreeSet::new();
-    for seed in 0..10 {
-        let mut world = World::new(seed, 3);
-        world.end_all();
-        let first = world.primary();
-        let op = world.begin(Kind::Mutate(put(b"a", 9)));
+fn what_only_some_members_have_comes_to_all_or_to_none() {
+    for is_alone in [false, true] {
+        let mut world = World::active(3);
+        let op = world.begin(Kind::Mutate(put(b"a", 70 << 10)));
         while world.happen_at_primary() {}
-        world.lose_messages();
-        world.next_epoch();
-        while world.happen() {}
-        assert!(!world.serves());
-        assert!(matches!(world.outcome(op), Err(Refusal::Stale(_))));
-        let failed: Vec<usize> = world.failed.iter().copied().collect();
-        // One that leads and lacks versions itself leaves first.
-        let leads = world.primary() == first;
-        match leads {
-            true => {
-                assert_eq!(failed, (0..3).filter(|it| *it != first).collect::<Vec<_>>());
-                assert!(world.hindrance().is_some_and(|why| why.contains("lacks versions")));
-            }
-            false => assert_eq!(failed, vec![world.primary()]),
+        if !is_alone {
+            let batch = world.batch_on_its_way();
+            world.say_to_member(batch).expect("it is the next one");
         }
-        seen.insert(leads);
+        // The primary dies.
+        assert!(world.lose_member(0));
+        world.end_all();
+        assert!(matches!(world.outcome(op), Err(Refusal::Stale(_))));
+        let count = |index: usize| world.osds[index].store.objects().len();
+        assert_eq!((count(1), count(2)), if is_alone { (0, 0) } else { (1, 1) });
+        let forward_count = world.osds[2].store.forward_count;
+        assert_eq!(forward_count, usize::from(!is_alone), "one entry");
+        check(&world);
     }
-    assert_eq!(seen.len(), 2);
+}
+
+#[test]
+fn an_idle_pg_cuts_its_logs_and_forgets_tombstones() {
+    let mut world = World::active(3);
+    for at in 0..40u8 {
+        world.begin(Kind::Mutate(put(&[b'a', at], 9)));
+        let remove = one(&[b'a', at / 2], vec![], vec![ObjectChange::Remove]);
+        world.begin(Kind::Mutate(remove));
+        while world.happen() {}
+    }
+    assert!(world.osds[2].store.log_count() > 40 && world.osds[2].store.tombstone_count() == 20);
+    let batch_count = world.batch_count;
+    for _ in 0..20 {
+        world.tick();
+        while world.happen() {}
+    }
+    for osd in &world.osds {
+        // What deleted the tombstones is in the log: less than an idle PG cuts.
+        assert!(osd.store.log_count() < 16, "{}", osd.store.log_count());
+        assert_eq!(osd.store.tombstone_count(), 0);
+    }
+    let cleaned_count = world.batch_count;
+    assert!(cleaned_count > batch_count);
+    for _ in 0..20 {
+        world.tick();
+        while world.happen() {}
+    }
+    assert_eq!(world.batch_count, cleaned_count, "an idle PG is cleaned once");
+}
+
+/// A member loses what it had acknowledged, and the log does not say any more what that was.
+#[test]
+fn a_log_that_was_cut_brings_nobody_forward() {
+    let mut world = World::active(2);
+    let old = world.osds[1].store.copy_of_all();
+    for at in 0..20u8 {
+        world.begin(Kind::Mutate(put(&[b'a', at], 9)));
+        while world.happen() {}
+    }
+    for _ in 0..10 {
+        world.tick();
+        while world.happen() {}
+    }
+    assert!(world.osds[0].store.log_count() < 16);
+    world.restart_with(1, old);
+    while world.happen() {}
+    assert_eq!(world.failed.first(), Some(&1), "it is filled");
+}
+
+#[test]
+fn a_member_that_refused_a_batch_gets_it_in_the_next_epoch() {
+    let mut world = World::active(3);
+    world.osds[1].store.is_full = true;
+    for object in [b"a", b"b"] {
+        world.begin(Kind::Mutate(put(object, 9)));
+    }
+    while world.happen() {}
+    assert!(world.needs_epoch);
+    world.end_all();
+    assert_eq!(world.osds[1].store.forward_count, 1);
+    assert_eq!(world.osds[1].store.objects().len(), 2);
+    check(&world);
+}
+
+#[test]
+fn members_that_all_refused_a_batch_are_alike() {
+    let mut world = World::active(2);
+    for osd in &mut world.osds {
+        osd.store.is_full = true;
+    }
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    world.end_all();
+    assert!(world.osds.iter().all(|osd| osd.store.forward_count == 0));
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    world.end_all();
+    check(&world);
 }
 
 #[test]

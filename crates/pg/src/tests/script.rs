@@ -306,6 +306,11 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Page { version, .. } => format!("Page: mark {version}"),
         PeerBody::ListHeads { .. } => "ListHeads".into(),
         PeerBody::Headed { .. } => "Headed".into(),
+        PeerBody::ObjectForward { after, version, .. } => {
+            format!("Object forward: {after} to {version}")
+        }
+        PeerBody::Gather { after, version, .. } => format!("Gather: {after} to {version}"),
+        PeerBody::Gathered { .. } => "Gathered".into(),
         PeerBody::Tried { is_done, .. } => if *is_done { "Tried" } else { "Tried: no room" }.into(),
     }
 }

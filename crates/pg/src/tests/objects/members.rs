@@ -111,7 +111,9 @@ impl World {
     /// The epoch is active: what was not adopted never happened.
     pub fn on_activated(&mut self, adopted: Version) {
         let epoch = self.entry.epoch;
-        self.versions.retain(|version, _| *version <= adopted || version.epoch == epoch);
+        let is_there = |version: &Version| *version <= adopted || version.epoch == epoch;
+        self.versions.retain(|version, _| is_there(version));
+        self.cleanings.retain(is_there);
     }
 
     /// Begins an epoch with other members, or after one of them has died.
@@ -148,7 +150,8 @@ impl World {
                 self.settle(&acting);
                 learners.push(index);
             }
-            5 if acting.len() == 2 => return self.lose(acting, learners),
+            // The one that is left is known to have everything.
+            5 if acting.len() == 2 && self.serves() => return self.lose(acting, learners),
             6 => {
                 self.settle(&acting);
             }

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use ::objects::keys::is_own;
 use ::objects::model::{Model, Models};
-use ::objects::{Head, HeadContent, Key, Kind};
+use ::objects::{Head, HeadContent, Key, Kind, LogKey};
 use base::checksum::checksum_units;
-use base::{Buffer, BufferPool, Version};
-use blockstore::{Answer, BlockKey, Page, PgFacts, Request, StoreError};
+use base::{Buffer, BufferPool, Epoch, Version};
+use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
 use format::disk::{BlockAction, BlockChange, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
 use format::wire::{Content, ListedBlock};
@@ -50,7 +51,11 @@ pub struct Store {
     pub is_full: bool,
     /// Whether records and blocks cannot be read.
     pub is_damaged: bool,
+    /// The newest epoch in which a batch was refused: later ones of it are, too.
+    refused_epoch: Epoch,
     refused: VecDeque<CallId>,
+    /// Number of forwards that it took.
+    pub forward_count: usize,
 }
 
 impl Store {
@@ -74,20 +79,31 @@ impl Store {
         }
         let kept = self.is_fragile.then(|| self.kept());
         let version = match request {
-            Request::Batch(_) if self.is_full => return self.refused.push_back(call),
+            Request::Batch(batch) if self.refuses(&batch) => {
+                if batch.note.is_none() {
+                    self.refused_epoch = batch.version.epoch;
+                }
+                return self.refused.push_back(call);
+            }
             Request::Page(Page { records, blocks, .. }) => {
                 self.apply(records, blocks);
                 None
             }
             Request::Batch(batch) => {
-                let is_next = batch.after == self.last || self.last.epoch < batch.version.epoch;
+                let is_forward = batch.note.is_some();
+                let is_first = self.last.epoch < batch.version.epoch;
+                let is_next = batch.after == self.last || is_first;
                 assert!(
-                    is_next && batch.version > self.last,
+                    is_forward || is_next && batch.version > self.last,
                     "{} follows {}",
                     batch.after,
                     self.last
                 );
-                self.last = batch.version;
+                self.last = self.last.max(batch.version);
+                self.forward_count += usize::from(is_forward);
+                if let Some((_, note)) = batch.note {
+                    self.note = Some(note);
+                }
                 self.apply(batch.records, batch.blocks);
                 Some(self.last)
             }
@@ -100,6 +116,11 @@ impl Store {
         };
         self.before.extend(kept);
         self.changes.push_back((call, version));
+    }
+
+    fn refuses(&self, batch: &Batch) -> bool {
+        let is_of_refused = batch.note.is_none() && batch.version.epoch == self.refused_epoch;
+        self.is_full || is_of_refused
     }
 
     fn kept(&self) -> Kept {
@@ -123,12 +144,28 @@ impl Store {
         self.changes.len()
     }
 
-    /// Panics unless both stores have the same records and blocks.
+    /// Panics unless both stores have the same records, but those that are a member's own, and blocks.
     pub fn assert_equals(&self, other: &Store) {
-        let keys = |store: &Store| store.records.keys().cloned().collect::<Vec<_>>();
-        assert_eq!(keys(self), keys(other));
-        assert!(self.records == other.records, "a record differs");
+        let shared = |store: &Store| {
+            let records = store.records.clone().into_iter();
+            records.filter(|(key, _)| !is_own(key)).collect::<BTreeMap<_, _>>()
+        };
+        let (own, its) = (shared(self), shared(other));
+        assert_eq!(own.keys().collect::<Vec<_>>(), its.keys().collect::<Vec<_>>());
+        assert!(own == its, "a record differs");
         assert_eq!(self.blocks, other.blocks);
+    }
+
+    /// Returns another store with the same content, for a member that loses what comes now.
+    pub fn copy_of_all(&self) -> Store {
+        Store {
+            records: self.records.clone(),
+            blocks: self.blocks.clone(),
+            note: self.note.clone(),
+            last: self.last,
+            durable: self.durable,
+            ..Store::default()
+        }
     }
 
     fn apply(&mut self, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) {
@@ -279,6 +316,24 @@ impl Store {
         self.records.keys().filter(|key| matches!(kind(key), Kind::Incomplete { .. })).count()
     }
 
+    /// Returns the number of log records.
+    pub fn log_count(&self) -> usize {
+        let is_log = |key: &&Vec<u8>| {
+            let kind = Key::decode(key).expect("a key").kind;
+            matches!(kind, Kind::Log(log) if log != LogKey::REACH)
+        };
+        self.records.keys().filter(is_log).count()
+    }
+
+    /// Returns the number of objects that were removed, and are not forgotten.
+    pub fn tombstone_count(&self) -> usize {
+        let is_tombstone = |(key, value): &(&Vec<u8>, &Vec<u8>)| {
+            matches!(Key::decode(key).expect("a key").kind, Kind::Head { .. })
+                && Head::is_tombstone(value)
+        };
+        self.records.iter().filter(is_tombstone).count()
+    }
+
     /// Returns the number of repeats.
     pub fn repeat_count(&self) -> usize {
         let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
@@ -322,7 +377,7 @@ impl Store {
                     let (_, object) = objects.get_mut(&name).expect("it has an object");
                     object.records.insert(key, value.clone());
                 }
-                Kind::Repeat { .. } => {}
+                Kind::Repeat { .. } | Kind::Log(_) => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -10,7 +10,7 @@ use format::wire::{Op, Outcome, PagePart, Payload, PeerBody, PgEntry, Refusal};
 use super::super::world::{Random, osd_id};
 use super::super::{BLOCK_SIZE, shape};
 use super::store::Store;
-use crate::{Action, Need, Pg, Serving, Shape, Ticket};
+use crate::{Action, Need, Pg, Record, Serving, Shape, Ticket};
 
 #[derive(Debug)]
 pub enum Kind {
@@ -54,6 +54,8 @@ pub struct World {
     pub ops: Vec<Open>,
     /// Operations by their versions.
     pub versions: BTreeMap<Version, usize>,
+    /// Versions of housekeeping.
+    pub cleanings: BTreeSet<Version>,
     highest_answered: Version,
     /// Operations that their client has no answer to. If a sending was answered *stale*, it is sent again.
     unanswered: BTreeSet<usize>,
@@ -76,7 +78,11 @@ pub struct World {
     pub failed: BTreeSet<usize>,
     /// How often the primary found that members lack versions.
     pub failed_count: usize,
+    /// Whether the epoch cannot go on.
+    pub needs_epoch: bool,
     pub(super) shape: Shape,
+    /// The number of copies that the pool wants.
+    copies: u8,
     /// The acting member that is lost in this epoch, which has too few others to serve.
     pub absent: Option<usize>,
     /// How often each OSD has started.
@@ -127,6 +133,7 @@ impl World {
         world.shape.limits.page_size_max = [40, 100, 2000][seed as usize % 3];
         world.osds = (0..osds).map(|index| Osd::new(world.shape, index)).collect();
         world.starts = vec![1; osds];
+        world.copies = 2;
         let acting: Vec<usize> = (0..members).collect();
         world.set_members(&acting, &[]);
         world.osds.iter_mut().for_each(|osd| osd.store.is_fragile = true);
@@ -147,6 +154,7 @@ impl World {
             entry: PgEntry::new(shape.pg, (0..members).map(member)),
             ops: Vec::new(),
             versions: BTreeMap::new(),
+            cleanings: BTreeSet::new(),
             highest_answered: Version::ZERO,
             unanswered: BTreeSet::new(),
             stale: Vec::new(),
@@ -159,7 +167,9 @@ impl World {
             complete: BTreeSet::new(),
             failed: BTreeSet::new(),
             failed_count: 0,
+            needs_epoch: false,
             shape,
+            copies: members as u8,
             absent: None,
             starts: vec![1; members],
             random: Random::new(seed),
@@ -177,18 +187,42 @@ impl World {
         world
     }
 
-    /// Begins the next epoch, perhaps with another primary. All that was sent to members arrives before: what
-    /// brings them together if they differ is not built yet.
+    /// Begins the next epoch, perhaps with another primary. What was on its way is lost.
     pub fn next_epoch(&mut self) {
-        let primary = self.primary();
-        for (from, to) in self.links.keys().copied().collect::<Vec<_>>() {
-            while from == primary && !self.links[&(from, to)].is_empty() {
-                self.deliver(from, to);
-            }
-        }
-        let primary = self.random.below(self.osds.len());
+        let primary = self.random.below(self.entry.acting_count());
         self.entry.primary = Position::new(primary as u8);
+        self.osds.iter_mut().for_each(|osd| osd.store.is_full = false);
         self.enter();
+    }
+
+    /// A member, perhaps the primary, takes no part any more. Returns false if it is the last one.
+    pub fn lose_member(&mut self, index: usize) -> bool {
+        let mut members = self.acting();
+        members.retain(|member| *member != index);
+        if members.is_empty() || members.len() == self.entry.acting_count() {
+            return false;
+        }
+        self.set_members(&members, &[]);
+        self.next_epoch();
+        true
+    }
+
+    /// A member, not the primary, starts again with another store, and the next epoch begins with the same
+    /// primary.
+    pub fn restart_with(&mut self, index: usize, store: Store) {
+        assert!(index != self.primary());
+        let record = store.note.as_ref().map(|note| Record::decode(note).expect("a record"));
+        let buffers = BufferPool::default();
+        let pg = Pg::new(self.shape, osd_id(index), store.facts(), record, buffers);
+        self.osds[index] = Osd { pg, store };
+        self.enter();
+    }
+
+    /// Some time passes: members raise their floors, and the primary cleans up.
+    pub fn tick(&mut self) {
+        for index in self.acting() {
+            self.with(index, |pg, actions| pg.raise_floor(actions));
+        }
     }
 
     pub(super) fn enter(&mut self) {
@@ -197,8 +231,9 @@ impl World {
         self.links.clear();
         self.complete.clear();
         self.failed.clear();
+        self.needs_epoch = false;
         let entry = self.entry.clone();
-        let scheme = base::Scheme::Copies { count: self.osds.len() as u8 };
+        let scheme = base::Scheme::Copies { count: self.copies };
         // Members first: none of them meets a message of an epoch that it has not entered.
         let primary = self.primary();
         let members: Vec<usize> = entry.members().map(|member| index_of(member.osd)).collect();
@@ -379,6 +414,10 @@ impl World {
     /// Lets everything happen until all operations are answered and nothing is under way.
     pub fn end_all(&mut self) {
         while self.happen() {}
+        while self.needs_epoch {
+            self.next_epoch();
+            while self.happen() {}
+        }
         assert!(self.serves(), "{:?}", self.hindrance());
         assert_eq!(self.osds[self.primary()].pg.open_count(), 0);
         let is_open = |op: &&Open| op.answered.is_none();
@@ -403,6 +442,7 @@ impl World {
             }
         }
         self.had_read_in_turn |= self.osds[index].pg.objects.reads_in_turn() > 0;
+        self.cleanings.extend(self.osds[index].pg.cleanings_in_flight());
         for (version, ticket) in self.osds[index].pg.objects_in_flight() {
             let number = ticket.0 as usize;
             let known = *self.versions.entry(version).or_insert(number);
@@ -446,8 +486,9 @@ impl World {
             {
                 self.failed.insert(index_of(member.osd));
                 self.failed_count += 1;
+                self.needs_epoch = true;
             }
-            Action::Need(_) => {}
+            Action::Need(_) => self.needs_epoch = true,
             other => panic!("{other:?}"),
         }
     }

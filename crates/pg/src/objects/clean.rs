@@ -1,0 +1,356 @@
+//! Housekeeping: logs are cut, and tombstones that they name go, as batches of their own.
+//! `docs/internals/objects.md`, rules 45 and 46.
+//!
+//! ```text
+//!   log of a shard up to the floor ─▶ tombstones that it names ─▶ turn of their objects: are they still there?
+//!        ▲                                                                             │
+//!        └── next part, next shard ◀── batch: log cut, reach raised, tombstones gone ◀─┘
+//! ```
+//!
+//! Invariants
+//!   1. A log is cut only up to a version that all members have that may ever need it, or the PG has so many
+//!      versions that who lacks them is listed; and only together with its reach.
+//!   2. What cuts logs and changes nothing else has no log record: else cleaning would never end.
+//!   3. One batch of housekeeping is in flight at a time.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use ::objects::keys::{attributes_range, log_range, records_range};
+use ::objects::queue::{self, TurnId};
+use ::objects::{Head, HeadContent, Key, Kind, LogKey, Name, Shard, Touched};
+use base::planted::{self, Bug};
+use base::{Epoch, Version};
+use blockstore::{Answer, Request as StoreRequest, StoreError};
+use format::engine::{Answer as Found, Change, Query, Records};
+
+use super::fill::name_of;
+use super::log::reach_of;
+use super::page::Footprint;
+use super::replicate::{Gated, Planned};
+use crate::store_calls::Call;
+use crate::{Action, Pg, Serving};
+
+/// Logs are cut when so many are there, or a tombstone, and nothing was changed for a while.
+const IDLE_COUNT: usize = 16;
+/// The PG was idle if nothing was changed between so many calls of [`Pg::raise_floor`].
+const IDLE_CALLS: u32 = 3;
+/// The log has at most so many versions; beyond that, the older half goes, whoever needs it.
+const VERSIONS_MAX: u64 = 1 << 18;
+/// The most log records of one batch, and their size in bytes.
+const CUT_COUNT_MAX: usize = 1024;
+const CUT_SIZE_MAX: usize = 64 << 10;
+/// The most heads that are read at once.
+const HEADS_AT_ONCE: usize = 64;
+
+/// Housekeeping of an epoch, at its primary.
+pub(crate) struct Cleaning {
+    /// Number of log records since the logs were cut last. What earlier epochs left is not counted.
+    log_count: usize,
+    has_tombstone: bool,
+    /// The newest version, as last seen, and how often it was still the newest.
+    newest: Version,
+    idle_count: u32,
+    /// The logs are cut up to this version, and tombstones go up to this one.
+    upto: Version,
+    floor: Version,
+    /// Shards whose logs are still to be cut up to there.
+    shards: VecDeque<Shard>,
+    stage: Stage,
+}
+
+/// Top to bottom is the order in time.
+enum Stage {
+    Idle,
+    /// The log of a shard is being read.
+    Log(Shard),
+    /// Objects whose tombstones may go wait for their turn. The number is that in the queue.
+    Queued(u64, Cut),
+    /// They have it, and their heads are being read.
+    Heads(TurnId, Cut),
+    /// The batch waits at the gate, or is in flight.
+    Batch(Cut),
+}
+
+/// A part of the log of a shard that goes.
+struct Cut {
+    shard: Shard,
+    upto: Version,
+    /// Whether the log has more that goes.
+    has_more: bool,
+    /// Heads that were tombstones, by their keys, and those of them that are being read.
+    heads: VecDeque<Vec<u8>>,
+    asked: Vec<Vec<u8>>,
+    /// What changes beside the log.
+    deletions: Vec<Change>,
+}
+
+impl Default for Cleaning {
+    fn default() -> Cleaning {
+        Cleaning {
+            log_count: IDLE_COUNT,
+            has_tombstone: false,
+            newest: Version::ZERO,
+            idle_count: 0,
+            upto: Version::ZERO,
+            floor: Version::ZERO,
+            shards: VecDeque::new(),
+            stage: Stage::Idle,
+        }
+    }
+}
+
+impl Cleaning {
+    /// Notes what a batch touches.
+    pub fn note<'a>(&mut self, touched: impl Iterator<Item = &'a Touched>) {
+        for touched in touched {
+            self.log_count += 1;
+            self.has_tombstone |= touched.keys.values().any(|is_tombstone| *is_tombstone);
+        }
+    }
+
+    /// Whether this is the number of housekeeping in the queue.
+    pub fn waits_as(&self, number: u64) -> bool {
+        matches!(self.stage, Stage::Queued(queued, _) if queued == number)
+    }
+
+    fn is_due(&self, count: usize) -> bool {
+        let is_idle = self.idle_count >= IDLE_CALLS;
+        self.log_count >= count || is_idle && (self.log_count >= IDLE_COUNT || self.has_tombstone)
+    }
+}
+
+impl Cut {
+    /// Takes the part of a log that was read.
+    fn of(shard: Shard, upto: Version, records: &Records, more: bool, pg: &Pg) -> Option<Cut> {
+        let (pool, block_size) = (pg.shape.pg.pool, pg.shape.block_size);
+        let mut cut = Cut {
+            shard,
+            upto,
+            has_more: more,
+            heads: VecDeque::new(),
+            asked: Vec::new(),
+            deletions: Vec::new(),
+        };
+        let mut last = None;
+        for (key, value) in records.iter() {
+            let Some(Key { kind: Kind::Log(LogKey { version, .. }), .. }) = Key::decode(key) else {
+                return None;
+            };
+            let touched = Touched::decode(value, pool, block_size)?;
+            last = Some(version);
+            let tombstones = touched.keys.into_iter().filter(|(_, is_tombstone)| *is_tombstone);
+            cut.heads.extend(tombstones.map(|(key, _)| key));
+        }
+        if more {
+            cut.upto = last?;
+        }
+        Some(cut)
+    }
+
+    fn names(&self) -> Option<BTreeSet<Name>> {
+        self.heads.iter().map(|key| name_of(key)).collect()
+    }
+
+    /// Returns the changes of the log.
+    fn log_changes(&self) -> Vec<Change> {
+        let (start, _) = log_range(self.shard, Version::ZERO);
+        let (end, _) = log_range(self.shard, self.upto);
+        let mut changes = vec![Change::DeleteRange { start, end }];
+        if !planted::on(Bug::LogCutWithoutReach) {
+            changes.push(reach_of(self.shard, self.upto));
+        }
+        changes
+    }
+}
+
+/// Returns the changes that remove a tombstone. It takes along what a learner still has of the object: its head
+/// will be gone there, too, so nothing would tell of the rest.
+fn removal_of(key: Vec<u8>) -> Vec<Change> {
+    let Some(name) = name_of(&key) else { return Vec::new() };
+    let shard = Shard::of_key(&key);
+    let ranges = [attributes_range(shard, &name), records_range(shard, &name, &[], None)];
+    let ranges = ranges.into_iter().map(|(start, end)| Change::DeleteRange { start, end });
+    [Change::Delete { key }].into_iter().chain(ranges).collect()
+}
+
+impl Pg {
+    /// As primary: begins housekeeping if it is due. Called periodically.
+    pub(crate) fn clean_if_due(&mut self, actions: &mut Vec<Action>) {
+        if self.serving != Serving::Active || self.shape.objects.is_none() {
+            return;
+        }
+        let newest = self.versions.newest();
+        let (floor, capped) = (self.local_state.floor().min(self.mark()), self.capped(newest));
+        let shards: VecDeque<Shard> = self.shard_list().collect();
+        let count = self.shape.limits.log_count_due;
+        let cleaning = &mut self.objects.cleaning;
+        cleaning.idle_count = if cleaning.newest == newest { cleaning.idle_count + 1 } else { 0 };
+        cleaning.newest = newest;
+        let upto = floor.max(capped);
+        let is_due = cleaning.is_due(count) || capped > floor;
+        if !matches!(cleaning.stage, Stage::Idle) || !is_due || upto <= cleaning.upto {
+            return;
+        }
+        (cleaning.log_count, cleaning.has_tombstone) = (0, false);
+        (cleaning.upto, cleaning.floor, cleaning.shards) = (upto, floor, shards);
+        self.clean_on(actions);
+    }
+
+    /// Returns the version up to which logs go although members may need them: there are too many versions
+    /// above the floor.
+    fn capped(&self, newest: Version) -> Version {
+        let floor = self.local_state.floor();
+        if newest.counter - floor.counter.min(newest.counter) <= VERSIONS_MAX {
+            return Version::ZERO;
+        }
+        // Steps, so that not each new version cuts again.
+        let half = VERSIONS_MAX / 2;
+        let counter = (newest.counter / half - 1) * half;
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
+        let before = lead.history.iter().rev().find(|past| past.adopted.counter < counter);
+        // Of what the history has forgotten, nobody knows the epochs.
+        let epoch = before.map_or(Epoch::ZERO, |past| past.epoch);
+        if epoch == Epoch::ZERO { Version::ZERO } else { Version { epoch, counter } }
+    }
+
+    /// Continues with the next part of a log that goes.
+    fn clean_on(&mut self, actions: &mut Vec<Action>) {
+        let cleaning = &mut self.objects.cleaning;
+        let Some(shard) = cleaning.shards.pop_front() else {
+            cleaning.stage = Stage::Idle;
+            return;
+        };
+        cleaning.stage = Stage::Log(shard);
+        let (start, _) = log_range(shard, Version::ZERO);
+        let (end, _) = log_range(shard, cleaning.upto);
+        let (count_max, size_max) = (CUT_COUNT_MAX, CUT_SIZE_MAX);
+        let queries = vec![Query::Scan { start, end: Some(end), count_max, size_max }];
+        self.read_for_cleaning(queries, actions);
+    }
+
+    fn read_for_cleaning(&mut self, queries: Vec<Query>, actions: &mut Vec<Action>) {
+        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
+        self.call(Call::CleaningRecords, request, actions);
+    }
+
+    /// Handles the store's answer to a request of housekeeping.
+    pub(crate) fn on_cleaning_records(
+        &mut self,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let answers = match result {
+            Ok(Answer::Records { answers, .. }) => answers,
+            Ok(_) => unreachable!("the store sent another kind of answer"),
+            Err(_) => return self.give_up_cleaning(actions),
+        };
+        match std::mem::replace(&mut self.objects.cleaning.stage, Stage::Idle) {
+            Stage::Log(shard) => {
+                let Some(Found::Records { records, more }) = answers.first() else {
+                    unreachable!("a scan has records as its answer")
+                };
+                if records.is_empty() {
+                    return self.clean_on(actions);
+                }
+                let upto = self.objects.cleaning.upto;
+                // What cannot be read stays.
+                match Cut::of(shard, upto, records, *more, self) {
+                    Some(cut) => self.begin_cut(cut, actions),
+                    None => self.clean_on(actions),
+                }
+            }
+            Stage::Heads(turn, mut cut) => {
+                let asked = std::mem::take(&mut cut.asked);
+                for (key, answer) in asked.into_iter().zip(answers) {
+                    let Found::Value(value) = answer else {
+                        unreachable!("keys have values as answers")
+                    };
+                    let head = value.as_deref().and_then(Head::decode);
+                    let floor = self.objects.cleaning.floor;
+                    let is_over = |head: Head| {
+                        head.content == HeadContent::Tombstone && head.version <= floor
+                    };
+                    if head.is_some_and(is_over) {
+                        cut.deletions.extend(removal_of(key));
+                    }
+                }
+                self.look_at_heads(turn, cut, actions);
+            }
+            _ => unreachable!("nothing was asked for"),
+        }
+    }
+
+    fn begin_cut(&mut self, mut cut: Cut, actions: &mut Vec<Action>) {
+        // A tombstone may be named by several records.
+        let heads: BTreeSet<Vec<u8>> = std::mem::take(&mut cut.heads).into_iter().collect();
+        cut.heads = heads.into_iter().collect();
+        let Some(names) = cut.names() else { return self.clean_on(actions) };
+        if names.is_empty() {
+            return self.gate_cut(None, cut, actions);
+        }
+        let number = self.objects.next_number();
+        self.objects.cleaning.stage = Stage::Queued(number, cut);
+        // No turn with others, and none of its objects beside it.
+        if let Some(turn) = self.objects.queue.add(number, queue::Footprint::Read(names)) {
+            self.begin_cleaning_turn(turn.id, actions);
+        }
+    }
+
+    /// Goes on: no change of the objects is in flight, and none begins.
+    pub(super) fn begin_cleaning_turn(&mut self, turn: TurnId, actions: &mut Vec<Action>) {
+        match std::mem::replace(&mut self.objects.cleaning.stage, Stage::Idle) {
+            Stage::Queued(_, cut) => self.look_at_heads(turn, cut, actions),
+            _ => unreachable!("it waits for its turn"),
+        }
+    }
+
+    /// Reads the heads that were tombstones, then gives the batch to the gate.
+    fn look_at_heads(&mut self, turn: TurnId, mut cut: Cut, actions: &mut Vec<Action>) {
+        if cut.heads.is_empty() {
+            return self.gate_cut(Some(turn), cut, actions);
+        }
+        let count = cut.heads.len().min(HEADS_AT_ONCE);
+        cut.asked = cut.heads.drain(..count).collect();
+        let queries = cut.asked.iter().map(|key| Query::Get { key: key.clone() }).collect();
+        self.objects.cleaning.stage = Stage::Heads(turn, cut);
+        self.read_for_cleaning(queries, actions);
+    }
+
+    fn gate_cut(&mut self, turn: Option<TurnId>, mut cut: Cut, actions: &mut Vec<Action>) {
+        let records = std::mem::take(&mut cut.deletions);
+        let keys = records.iter().filter_map(|change| match change {
+            Change::Delete { key } => Some(key),
+            _ => None,
+        });
+        let hashes = keys.filter_map(|key| name_of(key)).map(|name| name.hash()).collect();
+        let footprint = Footprint { hashes, ..Footprint::default() };
+        let planned = Planned::Cleaning { records, log: cut.log_changes() };
+        self.objects.cleaning.stage = Stage::Batch(cut);
+        self.objects.gate.push_back(Gated { turn, planned, done: Vec::new(), footprint });
+        self.pump_objects(actions);
+    }
+
+    /// Goes on when the batch has ended.
+    pub(super) fn on_cleaned(&mut self, actions: &mut Vec<Action>) {
+        let cleaning = &mut self.objects.cleaning;
+        let Stage::Batch(cut) = std::mem::replace(&mut cleaning.stage, Stage::Idle) else {
+            unreachable!("its batch was in flight")
+        };
+        if cut.has_more {
+            cleaning.shards.push_front(cut.shard);
+        }
+        if self.serving == Serving::Active {
+            self.clean_on(actions);
+        }
+    }
+
+    /// Something cannot be read: the logs stay until the next time.
+    fn give_up_cleaning(&mut self, actions: &mut Vec<Action>) {
+        let stage = std::mem::replace(&mut self.objects.cleaning.stage, Stage::Idle);
+        self.objects.cleaning.shards.clear();
+        if let Stage::Heads(turn, _) = stage {
+            self.end_turn(turn, actions);
+            self.pump_objects(actions);
+        }
+    }
+}
