@@ -95,7 +95,9 @@ pub enum Bug {
     LogRecordMissing,
     /// PG: logs of objects are cut, and do not say so.
     LogCutWithoutReach,
-    /// PG: a member that was filled by listing says that its log goes back to where it was before.
+    /// PG: a learner of objects keeps what was never adopted, where the log names something else.
+    UndoForgotten,
+    /// PG: the log of a member that was filled by listing counts as what the PG did.
     ListedLogBelieved,
     /// PG: a member of objects is brought forward record by record of the log, with what is there now.
     ForwardByKeys,

@@ -359,6 +359,17 @@ pub fn log_range(shard: Shard, after: Version) -> (Vec<u8>, Vec<u8>) {
     (Key { shard, kind }.encode(), behind_all(&prefix))
 }
 
+/// Returns the object to which a key of the engine belongs, or with whose keys a range begins. `None`: it is no
+/// object's.
+pub fn object_of(key: &[u8]) -> Option<Name> {
+    let (header, mut rest) = key.split_at_checked(HEADER_SIZE)?;
+    match header[HEADER_SIZE - 1] {
+        HEAD => Name::new(rest),
+        ATTRIBUTE | RECORD => take_name(&mut rest),
+        _ => None,
+    }
+}
+
 /// Whether a key of the engine is one that each member has for itself.
 pub fn is_own(key: &[u8]) -> bool {
     key.get(HEADER_SIZE - 1).is_some_and(|kind| (0x50..0x70).contains(kind))

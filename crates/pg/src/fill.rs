@@ -61,8 +61,8 @@ impl Pg {
         let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
         let (mut filling, end) = judge(&lead.history, state, floor);
         if is_of_objects {
-            // What the learner holds beyond its end has versions that are not passed.
-            let filling = self.object_filling(filling);
+            let is_beyond = end.is_some_and(|end| state.held > end);
+            let filling = self.object_filling(filling, is_beyond);
             return self.admit(index, filling, actions);
         }
         if filling.listing && filling.cursor.is_none() {

@@ -175,6 +175,11 @@ impl Filler {
         (self.filling.cursor, self.filling.since) = (cursor, since);
     }
 
+    /// The learner is compared as a whole from now on.
+    pub fn list(&mut self) {
+        list_all(&mut self.filling);
+    }
+
     /// Returns whether the learner is making its progress durable.
     pub fn is_progressing(&self) -> bool {
         self.progress_is_open

@@ -900,6 +900,7 @@ impl Pg {
                 self.on_wanted_units(turn, index, result, actions);
             }
             Call::FillHeads { learner } => self.on_fill_heads(learner, result, actions),
+            Call::FillLog { learner } => self.on_fill_log(learner, result, actions),
             Call::PageRecords { learner } => self.on_page_records(learner, result, actions),
             Call::PageBlock { learner, at } => self.on_page_block(learner, at, result, actions),
             Call::PeerHeads { call } => self.on_peer_heads(call, result, actions),

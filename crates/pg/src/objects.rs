@@ -11,7 +11,7 @@
 //! | how logs are cut, and tombstones go | `clean` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
-//! | how a learner is brought to what the primary has | `fill`, with `walk` and `page` |
+//! | how a learner is brought to what the primary has | `fill`, with `catch_up`, `walk` and `page` |
 //!
 //! ```text
 //!   operation ─▶ Queue ─▶ turn: prepared, with reads ─▶ gate ─▶ versions, sent to all ─▶ acknowledged ─▶ replies
@@ -26,10 +26,11 @@
 //!   3. Nothing of a turn is answered before the turn ends: answers may show what its other operations change.
 
 pub(crate) mod batch;
+mod catch_up;
 mod clean;
 mod fill;
 mod forward;
-mod log;
+pub(crate) mod log;
 mod member;
 pub(crate) mod mutate;
 mod page;

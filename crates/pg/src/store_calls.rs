@@ -32,6 +32,8 @@ pub enum Call {
     WantedUnits { turn: TurnId, index: usize },
     /// In pools of objects: keys of this OSD, for the backfill of a learner.
     FillHeads { learner: usize },
+    /// In pools of objects: a part of this OSD's log, for the backfill of a learner.
+    FillLog { learner: usize },
     /// In pools of objects: records that a page brings to a learner.
     PageRecords { learner: usize },
     /// In pools of objects: a block that a page brings to a learner.
@@ -167,6 +169,7 @@ impl Call {
             | Call::Ending(_) => true,
             Call::Examine(_)
             | Call::FillHeads { .. }
+            | Call::FillLog { .. }
             | Call::PageRecords { .. }
             | Call::PageBlock { .. }
             | Call::PeerHeads { .. }

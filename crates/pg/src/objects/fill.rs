@@ -20,11 +20,13 @@ use std::collections::{BTreeSet, VecDeque};
 use ::objects::keys::{heads_range, incomplete_range, repeats_range};
 use ::objects::{Key, Kind, Name, Shard};
 use base::hash::hash_range_of_pg;
+use base::planted::{self, Bug};
 use base::{ImageId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::engine::{Answer as Found, Query};
 use format::wire::{Filling, ListedBlock, Payload, PeerBody};
 
+use super::catch_up::{CatchUp, Named, Part, in_order};
 use super::mutate::before;
 use super::page::{Footprint, InHand, Long, What};
 use super::walk::{List, Listed, Next, SideBySide, decode_list, list_blocks, list_records};
@@ -47,6 +49,8 @@ pub struct Fill {
     admitted_at: Version,
     shard: Shard,
     stage: Stage,
+    /// The walk through the log, if it is not listed, before it begins.
+    catch_up: Option<CatchUp>,
     /// Objects of the shard that are incomplete at the learner, and are not copied yet.
     incomplete: BTreeSet<Name>,
     /// What differs and is not copied yet, in order.
@@ -63,8 +67,10 @@ pub struct Fill {
 
 /// How far the filling has got in its shard. Top to bottom is the order in time.
 enum Stage {
-    /// Batches that the learner did not get are in flight.
+    /// Batches that the learner did not get are in flight, or it makes durable that it is listed.
     Awaits,
+    /// What the log names is copied.
+    Log(CatchUp),
     /// Nothing of what the learner has is believed: it goes.
     Clears,
     /// Finds the objects that are incomplete at the learner.
@@ -80,13 +86,14 @@ enum Stage {
     Stuck,
 }
 
-/// Something that differs.
-enum Due {
+/// Something that differs, or may differ.
+pub(super) enum Due {
     Object(Name),
     /// An object that is incomplete at the learner: it is copied in parts, the last of which says that it is
     /// whole.
     Incomplete(Name),
     Key(Vec<u8>),
+    Range(Vec<u8>, Vec<u8>),
     Block(BlockKey),
 }
 
@@ -105,11 +112,12 @@ enum Step {
 }
 
 impl Fill {
-    fn new(admitted_at: Version, shard: Shard) -> Fill {
+    fn new(admitted_at: Version, shard: Shard, catch_up: Option<CatchUp>) -> Fill {
         Fill {
             admitted_at,
             shard,
             stage: Stage::Awaits,
+            catch_up,
             incomplete: BTreeSet::new(),
             due: VecDeque::new(),
             is_alone: false,
@@ -130,12 +138,10 @@ impl Fill {
         self.hand.is_some() || self.is_sent
     }
 
-    /// Puts objects back for which a page had no room. `next`: the next part of the object that it began.
-    pub(super) fn put_back(&mut self, left: Vec<Name>, next: Option<Long>) {
+    /// Puts back what a page had no room for. `next`: the next part of the object that it began.
+    pub(super) fn put_back(&mut self, left: Vec<Due>, next: Option<Long>) {
         self.long = next;
-        for name in left.into_iter().rev() {
-            self.due.push_front(Due::Object(name));
-        }
+        left.into_iter().rev().for_each(|due| self.due.push_front(due));
     }
 
     /// Gives up the page in hand: its first object is larger than was read. It is copied alone or, if it was
@@ -147,7 +153,7 @@ impl Fill {
             1 => self.long = names.pop().map(|name| Long { name, from: None }),
             _ => {
                 self.is_alone = true;
-                self.put_back(names, None);
+                self.put_back(names.into_iter().map(Due::Object).collect(), None);
             }
         }
     }
@@ -163,6 +169,11 @@ impl Fill {
             let is_full = self.due.len() >= GROUP_MAX;
             self.stage = match &mut self.stage {
                 Stage::Awaits if mark < self.admitted_at => return Step::Wait,
+                Stage::Awaits if let Some(walk) = self.catch_up.take() => Stage::Log(walk),
+                Stage::Log(_) if !self.due.is_empty() => return Step::Page(self.take_due(shape)),
+                Stage::Log(walk) if walk.is_over() => Stage::Walked,
+                Stage::Log(walk) if walk.is_asked() => return Step::Wait,
+                Stage::Log(_) => return Step::Lists,
                 Stage::Awaits if threshold == Version::ZERO => Stage::Clears,
                 Stage::Clears => {
                     self.stage = Stage::Incomplete(List::behind(None));
@@ -253,30 +264,30 @@ impl Fill {
 
     /// Takes what the next page brings. Requires: something is due.
     fn take_due(&mut self, shape: &PageShape) -> What {
-        let is_incomplete = |due: &mut Due| matches!(due, Due::Incomplete(_));
-        if let Some(Due::Incomplete(name)) = self.due.pop_front_if(is_incomplete) {
-            return What::Part(Long { name, from: None });
-        }
-        let (mut names, mut keys, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         let is_alone = std::mem::take(&mut self.is_alone);
-        let count_max = match self.due.front() {
-            Some(Due::Object(_)) if is_alone => 1,
-            Some(Due::Block(_)) => shape.block_count_max,
-            _ => GROUP_MAX,
+        let front = self.due.front().expect("something is due");
+        let count_max = match front {
+            Due::Incomplete(_) | Due::Range(..) => 1,
+            Due::Object(_) if is_alone => 1,
+            Due::Block(_) => shape.block_count_max,
+            Due::Object(_) | Due::Key(_) => GROUP_MAX,
         };
-        let is_whole = |due: &&Due| !matches!(due, Due::Incomplete(_));
-        let count = self.due.iter().take(count_max).take_while(is_whole).count();
+        let kind = std::mem::discriminant(front);
+        let is_alike = |due: &&Due| std::mem::discriminant(*due) == kind;
+        let count = self.due.iter().take(count_max).take_while(is_alike).count();
+        let (mut names, mut keys, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         for due in self.due.drain(..count) {
             match due {
+                Due::Incomplete(name) => return What::Part(Long { name, from: None }),
+                Due::Range(start, end) => return What::Range(start, end),
                 Due::Object(name) => names.push(name),
                 Due::Key(key) => keys.push(key),
                 Due::Block(key) => blocks.push(key),
-                Due::Incomplete(_) => unreachable!("it is no whole one"),
             }
         }
         match (names.is_empty(), keys.is_empty()) {
             (false, _) => What::Objects(names),
-            (_, false) => What::Keys(self.shard, keys),
+            (_, false) => What::Keys(keys),
             _ => What::Blocks(blocks),
         }
     }
@@ -301,7 +312,13 @@ pub(super) fn name_of(key: &[u8]) -> Option<Name> {
 impl Pg {
     /// Prepares the filling of a learner that is admitted.
     pub(crate) fn begin_object_fill(&mut self, learner: usize) {
-        let fill = Fill::new(self.versions.newest(), *self.shards().start());
+        let admitted_at = self.versions.newest();
+        let filler = self.lead.as_ref().and_then(|lead| lead.peers[learner].filler.as_ref());
+        let filling = filler.expect("the learner takes part").filling();
+        let after = filling.complete;
+        let catch_up =
+            (!filling.listing).then(|| CatchUp::new(after, admitted_at, self.shard_list()));
+        let fill = Fill::new(admitted_at, *self.shards().start(), catch_up);
         self.objects.fills.insert(learner, fill);
     }
 
@@ -333,7 +350,11 @@ impl Pg {
             let copying = self.objects.fills.values().filter(|fill| fill.is_copying()).count();
             let mark = self.mark();
             let (threshold, shape) = (self.threshold(learner), self.page_shape(learner));
+            let is_progressing = self.filler(learner).is_some_and(|filler| filler.is_progressing());
             let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
+            if is_progressing && matches!(fill.stage, Stage::Awaits) {
+                return;
+            }
             if fill.hand.is_some() {
                 return self.read_page(learner, actions);
             }
@@ -386,6 +407,12 @@ impl Pg {
         let fill = self.objects.fills.get_mut(&learner).expect("the learner is filled");
         let shard = fill.shard;
         let (range, own, its) = match &mut fill.stage {
+            Stage::Log(walk) => {
+                let queries = walk.ask().expect("it is not over");
+                let pg = self.shape.pg;
+                let request = StoreRequest::Records { pg, queries, from_memory: false };
+                return self.call(Call::FillLog { learner }, request, actions);
+            }
             Stage::Incomplete(list) => (incomplete_range(shard), None, list.ask_behind()),
             Stage::Heads(lists) => {
                 (heads_range(shard), lists.own.ask_behind(), lists.its.ask_behind())
@@ -461,6 +488,41 @@ impl Pg {
         };
         lists.own.on_page(list_records(&records), !more).expect("a scan is in order");
         self.pump_objects(actions);
+    }
+
+    /// Handles a part of this OSD's log.
+    pub(crate) fn on_fill_log(
+        &mut self,
+        learner: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (pool, block_size) = (self.shape.pg.pool, self.shape.block_size);
+        let mark = self.mark();
+        let Some(fill) = self.going_on(learner) else { return };
+        let Stage::Log(walk) = &mut fill.stage else { unreachable!("its log was asked for") };
+        let part = match result {
+            Ok(Answer::Records { answers, .. }) => walk.supply(answers, pool, block_size),
+            _ => Part::Unreadable,
+        };
+        match part {
+            Part::Touched(touched) => {
+                let due = in_order(touched).map(|named| match named {
+                    Named::Range(start, end) => Due::Range(start, end),
+                    Named::Key(key) => Due::Key(key),
+                    Named::Block(key) => Due::Block(key),
+                });
+                fill.due.extend(due);
+                self.pump_objects(actions);
+            }
+            // It is compared as a whole, and says so in its record first.
+            Part::TooShort | Part::Unreadable => {
+                fill.stage = Stage::Awaits;
+                let Some(filler) = self.filler(learner) else { return };
+                filler.list();
+                self.send_progress(learner, mark, actions);
+            }
+        }
     }
 
     /// Handles a page of a learner's keys.
@@ -581,9 +643,10 @@ impl Pg {
         self.pump_objects(actions);
     }
 
-    /// Returns where the filling of a learner of a pool of objects begins.
-    pub(crate) fn object_filling(&self, mut filling: Filling) -> Filling {
-        filling.listing = true;
+    /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that were
+    /// perhaps never adopted. They have versions that are not passed when it is listed.
+    pub(crate) fn object_filling(&self, mut filling: Filling, is_beyond: bool) -> Filling {
+        filling.listing |= is_beyond && !planted::on(Bug::UndoForgotten);
         filling.whole.clear();
         filling
     }

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-use ::objects::keys::{attributes_range, records_range, shared_range};
+use ::objects::keys::{attributes_range, object_of, records_range, shared_range};
 use ::objects::{Head, Key, Kind, Name, Shard};
 use base::planted::{self, Bug};
 use base::{Checksum, Version};
@@ -24,6 +24,8 @@ use format::engine::{Answer as Found, Change, Query, Records};
 use format::wire::{Content, PagePart, PeerBody};
 
 use super::batch;
+use super::clean::removal_of;
+use super::fill::{Due, name_of};
 use crate::ask::Asked;
 use crate::store_calls::Call;
 use crate::{Action, Pg};
@@ -45,6 +47,14 @@ impl Footprint {
     pub fn meets(&self, other: &Footprint) -> bool {
         !self.hashes.is_disjoint(&other.hashes) || !self.repeats.is_disjoint(&other.repeats)
     }
+
+    /// Adds a key of the engine.
+    fn add_key(&mut self, key: &[u8]) {
+        match object_of(key) {
+            Some(name) => _ = self.hashes.insert(name.hash()),
+            None => _ = self.repeats.insert(Shard::of_key(key)),
+        }
+    }
 }
 
 /// What a page brings.
@@ -56,8 +66,10 @@ pub enum What {
     Objects(Vec<Name>),
     /// The next part of an object.
     Part(Long),
-    /// Keys of no object, in one shard.
-    Keys(Shard, Vec<Vec<u8>>),
+    /// Some keys: those of no object, or what a log names.
+    Keys(Vec<Vec<u8>>),
+    /// What lies in a range of keys of one object, or of none, as much of it as there is room for.
+    Range(Vec<u8>, Vec<u8>),
     Blocks(Vec<BlockKey>),
 }
 
@@ -80,25 +92,24 @@ pub struct InHand {
 
 /// What follows when the records of a page have been read.
 pub enum Made {
-    /// It is this. `left`: objects for which there was no room.
-    Page { records: Vec<Change>, part: PagePart, left: Vec<Name>, next: Option<Long> },
+    /// It is this. `left`: what there was no room for.
+    Page { records: Vec<Change>, part: PagePart, left: Vec<Due>, next: Option<Long> },
     /// The first object is copied alone, or in parts: it is larger than was read.
     TooLong,
 }
 
 impl What {
     fn footprint(&self) -> Footprint {
-        let hashes: BTreeSet<u32> = match self {
-            What::Nothing(_) | What::Keys(..) => BTreeSet::new(),
-            What::Objects(names) => names.iter().map(Name::hash).collect(),
-            What::Part(long) => [long.name.hash()].into(),
-            What::Blocks(keys) => keys.iter().map(|key| key.hash).collect(),
-        };
-        let repeats = match self {
-            What::Keys(shard, _) => [*shard].into(),
-            _ => BTreeSet::new(),
-        };
-        Footprint { hashes, repeats }
+        let mut of = Footprint::default();
+        match self {
+            What::Nothing(_) => {}
+            What::Objects(names) => of.hashes.extend(names.iter().map(Name::hash)),
+            What::Part(long) => _ = of.hashes.insert(long.name.hash()),
+            What::Blocks(keys) => of.hashes.extend(keys.iter().map(|key| key.hash)),
+            What::Keys(keys) => keys.iter().for_each(|key| of.add_key(key)),
+            What::Range(start, _) => of.add_key(start),
+        }
+        of
     }
 }
 
@@ -148,7 +159,8 @@ impl Pg {
                 names.iter().flat_map(|name| of_object(name, shard_count, size_max)).collect()
             }
             What::Part(long) => long.queries(shard_count, size_max),
-            What::Keys(_, keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
+            What::Keys(keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
+            What::Range(start, end) => vec![scan((start.clone(), end.clone()), size_max)],
             What::Blocks(keys) => {
                 for (at, key) in keys.iter().enumerate() {
                     let units = UnitSet::first(self.shape.block_size.unit_count());
@@ -181,7 +193,8 @@ impl Pg {
         let made = match &hand.what {
             What::Objects(names) => objects_page(names, answers, shard_count, size_max),
             What::Part(long) => long.page(answers, shard_count, size_max),
-            What::Keys(_, keys) => keys_page(keys, answers),
+            What::Keys(keys) => keys_page(keys, answers, size_max),
+            What::Range(start, end) => range_page((start, end), answers, size_max),
             What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
         };
         match made {
@@ -312,7 +325,7 @@ fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max:
             return match at {
                 0 => Made::TooLong,
                 _ => {
-                    let left = names[at..].to_vec();
+                    let left = names[at..].iter().cloned().map(Due::Object).collect();
                     Made::Page { records: changes, part: PagePart::Whole, left, next: None }
                 }
             };
@@ -323,11 +336,57 @@ fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max:
     Made::Page { records: changes, part: PagePart::Whole, left: Vec::new(), next: None }
 }
 
-fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>) -> Made {
-    let values = answers.into_iter().map(|answer| value(Some(answer)));
-    let records = keys.iter().zip(values).map(|(key, value)| put_or_delete(key.clone(), value));
-    let records = records.collect();
-    Made::Page { records, part: PagePart::Whole, left: Vec::new(), next: None }
+/// Makes the page of some keys: of as many as fit, and of one at least.
+fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, size_max: usize) -> Made {
+    let (mut changes, mut size): (Vec<Change>, usize) = (Vec::new(), 0);
+    for (at, (key, answer)) in keys.iter().zip(answers).enumerate() {
+        let of_this = match value(Some(answer)) {
+            Some(value) => vec![Change::Put { key: key.clone(), value }],
+            // Without its head, nothing would tell of what the learner has of an object.
+            None if name_of(key).is_some() => removal_of(key.clone()),
+            None => vec![Change::Delete { key: key.clone() }],
+        };
+        size += of_this.iter().map(size_of).sum::<usize>();
+        if at > 0 && size > size_max {
+            let left = keys[at..].iter().cloned().map(Due::Key).collect();
+            return Made::Page { records: changes, part: PagePart::Whole, left, next: None };
+        }
+        changes.extend(of_this);
+    }
+    Made::Page { records: changes, part: PagePart::Whole, left: Vec::new(), next: None }
+}
+
+/// Makes the page of a range: as much of it as fits, and one record at least, if there is one.
+fn range_page((start, end): (&[u8], &[u8]), answers: Vec<Found>, size_max: usize) -> Made {
+    let (found, more) = records(answers.into_iter().next());
+    let (puts, behind) = fitting(&found, more, 0, size_max);
+    let left = behind.iter().map(|behind| Due::Range(behind.clone(), end.to_vec())).collect();
+    let end = behind.unwrap_or_else(|| end.to_vec());
+    let mut changes = vec![Change::DeleteRange { start: start.to_vec(), end }];
+    changes.extend(puts);
+    Made::Page { records: changes, part: PagePart::Whole, left, next: None }
+}
+
+/// Returns those of the records that fit beside so many bytes, one at least, and where the rest begins.
+fn fitting(
+    found: &Records,
+    more: bool,
+    beside: usize,
+    size_max: usize,
+) -> (Vec<Change>, Option<Vec<u8>>) {
+    let (mut size, mut is_cut) = (beside, more);
+    let (mut puts, mut last) = (Vec::new(), None);
+    for (key, value) in found.iter() {
+        let change = put((key, value));
+        if !puts.is_empty() && size + size_of(&change) > size_max {
+            is_cut = true;
+            break;
+        }
+        size += size_of(&change);
+        last = Some(key);
+        puts.push(change);
+    }
+    (puts, last.filter(|_| is_cut).map(|last| [last, &[0]].concat()))
 }
 
 impl Long {
@@ -358,26 +417,10 @@ impl Long {
         let start = self.from.clone().unwrap_or_else(|| attributes.0.clone());
         let is_of_records = start >= attributes.1;
         let end = if is_of_records { &fields.1 } else { &attributes.1 };
-        let (found, mut more) = records(answers.next());
-        let mut size: usize = changes.iter().map(size_of).sum();
-        let (mut puts, mut last) = (Vec::new(), None);
-        for (key, value) in found.iter() {
-            let change = put((key, value));
-            if !puts.is_empty() && size + size_of(&change) > size_max {
-                more = true;
-                break;
-            }
-            size += size_of(&change);
-            last = Some(key.to_vec());
-            puts.push(change);
-        }
-        let behind = match (more, last) {
-            (true, Some(mut last)) => {
-                last.push(0);
-                last
-            }
-            _ => end.clone(),
-        };
+        let (found, more) = records(answers.next());
+        let size: usize = changes.iter().map(size_of).sum();
+        let (puts, behind) = fitting(&found, more, size, size_max);
+        let (more, behind) = (behind.is_some(), behind.unwrap_or_else(|| end.clone()));
         let next = match (more, is_of_records) {
             (true, _) => Some(behind.clone()),
             (false, false) => Some(fields.0),

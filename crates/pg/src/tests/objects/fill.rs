@@ -56,6 +56,7 @@ struct Seen {
     /// Acting members that were brought forward.
     forwards: usize,
     cleanings: usize,
+    by_log: usize,
 }
 
 fn run_many(seeds: std::ops::Range<u64>) -> Seen {
@@ -66,9 +67,10 @@ fn run_many(seeds: std::ops::Range<u64>) -> Seen {
             check_filled(&world);
             assert_eq!(world.failed_count, 0, "a member is not brought forward");
             let forwards = world.osds.iter().map(|osd| osd.store.forward_count).sum::<usize>();
-            (world.page_counts, world.incomplete_count, forwards, world.cleanings.len())
+            let by_log = world.by_log_counts.0;
+            (world.page_counts, world.incomplete_count, forwards, world.cleanings.len(), by_log)
         };
-        let ((pages, parts), ended, forwards, cleanings) = std::panic::catch_unwind(run)
+        let ((pages, parts), ended, forwards, cleanings, by_log) = std::panic::catch_unwind(run)
             .unwrap_or_else(|panic| {
                 println!("seed {seed}");
                 std::panic::resume_unwind(panic)
@@ -78,6 +80,7 @@ fn run_many(seeds: std::ops::Range<u64>) -> Seen {
         seen.ended_incomplete += ended;
         seen.forwards += forwards;
         seen.cleanings += cleanings;
+        seen.by_log += by_log;
     }
     seen
 }
@@ -85,9 +88,9 @@ fn run_many(seeds: std::ops::Range<u64>) -> Seen {
 #[test]
 fn learners_that_die_and_change_their_primary_become_equal() {
     let seen = run_many(0..40);
-    let Seen { whole_pages, parts, ended_incomplete, forwards, cleanings } = seen;
+    let Seen { whole_pages, parts, ended_incomplete, forwards, cleanings, by_log } = seen;
     assert!(whole_pages > 1000 && parts > 500 && ended_incomplete > 20, "{seen:?}");
-    assert!(forwards > 5 && cleanings > 50, "{seen:?}");
+    assert!(forwards > 5 && cleanings > 50 && by_log > 20, "{seen:?}");
 }
 
 #[test]
@@ -101,7 +104,10 @@ fn learners_become_equal_in_many_runs() {
 fn planted_bugs_of_fills_are_found() {
     let half = || half_copied(0);
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
+    let filled = a_member_that_was_filled_brings_others_what_happened_since;
+    assert!(planted::fails(Bug::ListedLogBelieved, filled), "a log that is believed is not found");
     let run = || drop(run_many(0..400));
+    assert!(planted::fails(Bug::UndoForgotten, run), "what was never adopted is not found");
     assert!(planted::fails(Bug::PageOvertakesMutation, run), "overtaking is not found");
 }
 
@@ -335,4 +341,89 @@ fn a_member_that_was_filled_brings_others_what_happened_since() {
     assert_eq!(world.osds[1].store.forward_count, 1);
     world.osds[1].store.assert_equals(&world.osds[2].store);
     assert_eq!(world.osds[1].store.objects().len(), 2);
+}
+
+/// Two members have forty objects; the first one is away while some of them change in all ways.
+fn changed_while_away(seed: u64, change_count: usize) -> World {
+    let mut world = World::with_others(seed, 2, 2);
+    while world.happen() {}
+    for at in 0..40u8 {
+        let put = ObjectChange::Put(vec![at; if at % 9 == 0 { 70 << 10 } else { 300 }]);
+        change(
+            &mut world,
+            one(&[b'o', at], vec![], vec![put, ObjectChange::Set(record(at), vec![1])]),
+        );
+    }
+    world.restart(0);
+    world.set_members(&[1], &[]);
+    world.enter();
+    while world.happen() {}
+    let all = ObjectChange::RemoveRecords { from: Vec::new(), before: None };
+    let steps = [
+        vec![ObjectChange::Remove],
+        vec![ObjectChange::Put(vec![9; 90 << 10])],
+        vec![all, ObjectChange::Set(record(3), vec![3])],
+        vec![ObjectChange::Unset(record(3)), ObjectChange::Add(record(4), 1)],
+    ];
+    for at in 0..change_count {
+        let steps = steps[at % steps.len()].clone();
+        change(&mut world, one(&[b'o', (at % 12) as u8], vec![], steps));
+    }
+    change(&mut world, long_object(b"o\x01", 1));
+    world
+}
+
+#[test]
+fn who_was_away_gets_what_the_log_names_and_nothing_is_compared() {
+    for seed in 0..3 {
+        let mut world = changed_while_away(seed, 40);
+        let record_count = world.osds[1].store.log_count();
+        world.set_members(&[1], &[0]);
+        world.enter();
+        until(&mut world, |world| !world.complete.is_empty());
+        assert_eq!(world.by_log_counts, (1, 0));
+        assert!(world.page_counts.0 > 0 && record_count > 40);
+        world.osds[0].store.assert_equals(&world.osds[1].store);
+        world.fill_all();
+        check_filled(&world);
+    }
+}
+
+#[test]
+fn who_was_away_until_the_log_was_cut_is_compared() {
+    let mut world = changed_while_away(2, 12);
+    (0..4).for_each(|shard| world.osds[1].store.cut_log(::objects::Shard::new(shard)));
+    world.set_members(&[1], &[0]);
+    world.enter();
+    until(&mut world, |world| !world.complete.is_empty());
+    assert!(world.by_log_counts.0 == 1 && world.by_log_counts.1 > 0);
+    world.osds[0].store.assert_equals(&world.osds[1].store);
+    world.fill_all();
+    check_filled(&world);
+}
+
+/// The primary changes while a learner gets what the log names, and objects change.
+#[test]
+fn a_learner_gets_what_a_log_names_from_several_primaries() {
+    for events in 0..150 {
+        let mut world = changed_while_away(0, 25);
+        world.set_members(&[1], &[0]);
+        world.enter();
+        (0..events).for_each(|_| _ = world.happen());
+        if world.serves() {
+            world.begin(Kind::Mutate(one(b"o\x02", vec![], vec![ObjectChange::Remove])));
+        }
+        for _ in 0..events % 7 {
+            world.happen_at_primary();
+        }
+        match events % 3 {
+            0 => world.restart(0),
+            1 => world.restart(1),
+            _ => {}
+        }
+        world.set_members(&[1], &[0]);
+        world.enter();
+        world.fill_all();
+        check_filled(&world);
+    }
 }

@@ -3,15 +3,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ::objects::keys::is_own;
+use ::objects::keys::{is_log, is_own};
 use ::objects::model::{Model, Models};
-use ::objects::{Head, HeadContent, Key, Kind, LogKey};
+use ::objects::{Head, HeadContent, Key, Kind, LogKey, Shard};
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Epoch, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
 use format::disk::{BlockAction, BlockChange, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
 use format::wire::{Content, ListedBlock};
+
+use crate::objects::log::reach_of;
 
 use super::super::{BLOCK_SIZE, UNIT, UNITS};
 use crate::CallId;
@@ -314,6 +316,13 @@ impl Store {
     pub fn incomplete_count(&self) -> usize {
         let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
         self.records.keys().filter(|key| matches!(kind(key), Kind::Incomplete { .. })).count()
+    }
+
+    /// The log of a shard is gone, and says so.
+    pub fn cut_log(&mut self, shard: Shard) {
+        self.records.retain(|key, _| Shard::of_key(key) != shard || !is_log(key));
+        let Change::Put { key, value } = reach_of(shard, self.last) else { unreachable!() };
+        self.records.insert(key, value);
     }
 
     /// Returns the number of log records.

@@ -64,6 +64,8 @@ pub struct World {
     pub batch_count: usize,
     /// Pages that were sent to learners, and those of them that were parts of objects.
     pub page_counts: (usize, usize),
+    /// Learners that began to be filled by the log, and lists of heads that were asked for.
+    pub by_log_counts: (usize, usize),
     /// How often an epoch ended while an object was incomplete at a learner.
     pub incomplete_count: usize,
     /// Whether a read that was overtaken too often took its turn.
@@ -160,6 +162,7 @@ impl World {
             stale: Vec::new(),
             batch_count: 0,
             page_counts: (0, 0),
+            by_log_counts: (0, 0),
             incomplete_count: 0,
             had_read_in_turn: false,
             waits_percent: 0,
@@ -466,9 +469,16 @@ impl World {
             }
             Action::Send { to, body } => {
                 let epoch = pg.entry().unwrap().epoch;
-                if let PeerBody::Page { part, .. } = &body {
-                    self.page_counts.0 += 1;
-                    self.page_counts.1 += usize::from(*part != PagePart::Whole);
+                match &body {
+                    PeerBody::Page { part, .. } => {
+                        self.page_counts.0 += 1;
+                        self.page_counts.1 += usize::from(*part != PagePart::Whole);
+                    }
+                    PeerBody::Activate { filling: Some(filling), .. } => {
+                        self.by_log_counts.0 += usize::from(!filling.listing);
+                    }
+                    PeerBody::ListHeads { .. } => self.by_log_counts.1 += 1,
+                    _ => {}
                 }
                 self.links.entry((index, index_of(to))).or_default().push_back((epoch, body));
             }
