@@ -248,11 +248,19 @@ impl Pending {
         self.families.get(&family).map(|family| family.number)
     }
 
-    /// Returns the families that the journal does not know of, and those in which a compaction met damage.
+    /// Returns the families that the journal does not know of, and those in which a compaction or a read
+    /// met damage.
     pub fn odd_families(&self) -> impl Iterator<Item = (PoolId, FamilyStage)> {
         let is_odd = |family: &Family| family.is_damaged || family.stage == FamilyStage::Stray;
         let odd = self.families.iter().filter(move |(_, family)| is_odd(family));
         odd.map(|(pool, family)| (*pool, family.stage))
+    }
+
+    /// Notes that a read met damage in a family.
+    pub fn note_damage(&mut self, pool: PoolId) {
+        if let Some(family) = self.families.get_mut(&pool) {
+            family.is_damaged = true;
+        }
     }
 
     /// Returns the bytes of keys and values of all entries.

@@ -353,8 +353,13 @@ impl Store {
         self.pending.has_family(pool)
     }
 
-    /// Returns the families that a removed pool left, and the damaged ones that are not compacted any more.
-    /// The flag tells which are left from a removed pool.
+    /// Returns the pools in whose records a read or a compaction met damage.
+    pub fn damaged_families(&self) -> impl Iterator<Item = PoolId> {
+        self.odd_families().filter(|(_, is_stray)| !is_stray).map(|(pool, _)| pool)
+    }
+
+    /// Returns the families that a removed pool left, and the damaged ones. The flag tells which are left
+    /// from a removed pool.
     pub fn odd_families(&self) -> impl Iterator<Item = (PoolId, bool)> {
         let odd = self.pending.odd_families();
         odd.map(|(pool, stage)| (pool, stage == FamilyStage::Stray))

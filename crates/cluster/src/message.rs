@@ -6,7 +6,7 @@
 //! messages with `SessionId::ZERO`, sent over the connection that the OSD made to the monitor. Each carries
 //! a map revision that is at least the revision in which the task's fences were published.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{
     BlockSize, Choice, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
@@ -79,6 +79,9 @@ pub enum ToMonitor {
         /// As in [`OsdReport::stalled`].
         #[serde(default)]
         stalled: bool,
+        /// As in [`OsdReport::damaged_pools`].
+        #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+        damaged_pools: BTreeSet<PoolId>,
         /// As in [`OsdReport::slow`].
         #[serde(default)]
         slow: bool,
@@ -455,6 +458,10 @@ pub struct OsdReport {
     /// Whether the disk hangs, or hung and has not completed an operation since.
     #[serde(default)]
     pub stalled: bool,
+    /// Pools of objects in whose records here a read or a compaction met damage: other copies must replace
+    /// those of this OSD.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub damaged_pools: BTreeSet<PoolId>,
     /// The OSD's engine; `None`: it has none, or its figures are not known yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Box<EngineReport>>,

@@ -86,6 +86,8 @@ pub struct Node {
     scrubbing: Scrubbing,
     pub(crate) reclaim: Reclaim,
     disk_watch: DiskWatch,
+    /// Number of pools with damaged records here, of which the monitor was told.
+    damaged_told: usize,
     /// The operator gave up lost data of a PG, so the PG may be able to serve now: all PGs must be reviewed.
     review_is_due: bool,
 }
@@ -150,6 +152,7 @@ impl Node {
             scrubbing: Scrubbing::default(),
             reclaim: Reclaim::default(),
             disk_watch: DiskWatch::new(now, settings.stalls.clone()),
+            damaged_told: 0,
             review_is_due: false,
             identity,
             settings,
@@ -384,7 +387,10 @@ impl Node {
     fn watch_disk(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let slow_after = self.cluster.span(Setting::DiskSlow);
         let look = self.disk_watch.look(now, &self.store, slow_after, effects);
-        if look.is_report_due {
+        let damaged_count = self.store.damaged_families().count();
+        let is_damaged_anew =
+            std::mem::replace(&mut self.damaged_told, damaged_count) < damaged_count;
+        if look.is_report_due || is_damaged_anew {
             self.reports.set(now);
         }
         match look.next {

@@ -8,6 +8,9 @@
 //! repeated removal does no harm, so after a restart or a failed store request the removal simply starts
 //! over.
 //!
+//! The data of a pool whose records are damaged here is removed as a whole, the family of the engine with it, once
+//! all PGs of the pool have left this OSD: then it is a member that has nothing, and is filled from the others.
+//!
 //! Invariants
 //!   1. A removal begins when nothing of its PGs is under way here. From then until it ends or is given up,
 //!      this OSD takes no part in these PGs, so no block arrives after its removal.
@@ -58,6 +61,8 @@ pub(crate) struct Reclaim {
     asked: BTreeSet<PoolId>,
     /// PGs whose data seems to be superfluous. At most [`CANDIDATE_COUNT_MAX`].
     candidates: BTreeMap<PgId, Candidate>,
+    /// Pools with damaged records here of which no PG has a part for this OSD any more, and since when.
+    left_pools: BTreeMap<PoolId, Time>,
     /// The last PG that was checked.
     looked_at: Option<PgId>,
     /// PGs of objects of which no records are left here.
@@ -90,6 +95,8 @@ struct Current {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Pool(PoolId),
+    /// A pool that is still there: its records are damaged here, and are replaced by those of other copies.
+    DamagedPool(PoolId),
     Pg(PgId),
 }
 
@@ -113,7 +120,7 @@ enum Stage {
 impl Target {
     fn has(self, pg: PgId) -> bool {
         match self {
-            Target::Pool(pool) => pg.pool == pool,
+            Target::Pool(pool) | Target::DamagedPool(pool) => pg.pool == pool,
             Target::Pg(id) => pg == id,
         }
     }
@@ -170,8 +177,10 @@ impl Reclaim {
         assert!(self.current.is_none());
         let mut pools = self.asked.iter().copied().map(Target::Pool);
         let pool = pools.find(|target| holdings.may_remove(*target));
-        let target =
-            pool.or_else(|| self.superfluous_pg(now, holdings, has_joined).map(Target::Pg));
+        let damaged = self.damaged_pool(now, holdings, has_joined).map(Target::DamagedPool);
+        let target = pool
+            .or(damaged)
+            .or_else(|| self.superfluous_pg(now, holdings, has_joined).map(Target::Pg));
         if let Some(Target::Pg(pg)) = target {
             self.without_keys.remove(&pg);
         }
@@ -219,7 +228,7 @@ impl Reclaim {
         let target = current.target;
         self.current = None;
         match target {
-            Target::Pool(pool) => {
+            Target::Pool(pool) | Target::DamagedPool(pool) => {
                 self.asked.remove(&pool);
                 self.without_keys.retain(|pg| pg.pool != pool);
             }
@@ -272,6 +281,29 @@ impl Reclaim {
                 candidate.has_all = true;
             }
         }
+    }
+
+    /// Returns a pool with damaged records here that all of its PGs have left for long enough.
+    fn damaged_pool(
+        &mut self,
+        now: Time,
+        holdings: Holdings<'_>,
+        has_joined: bool,
+    ) -> Option<PoolId> {
+        let damaged = holdings.store.damaged_families();
+        let left: BTreeSet<PoolId> =
+            damaged.filter(|pool| has_joined && holdings.is_left(*pool)).collect();
+        self.left_pools.retain(|pool, _| left.contains(pool));
+        for pool in left {
+            self.left_pools.entry(pool).or_insert(now);
+        }
+        let is_due = |(pool, since): &(&PoolId, &Time)| {
+            now.since(**since) >= SUPERFLUOUS_AFTER
+                && holdings.is_quiet(Target::DamagedPool(**pool))
+        };
+        let pool = self.left_pools.iter().find(is_due).map(|(pool, _)| *pool)?;
+        self.left_pools.remove(&pool);
+        Some(pool)
     }
 
     /// Checks some PGs, and returns one whose data here has been superfluous for long enough.
@@ -338,15 +370,31 @@ impl Holdings<'_> {
     fn is_needless(self, target: Target) -> bool {
         match target {
             Target::Pool(pool) => self.cluster.pool(pool).is_none(),
+            Target::DamagedPool(pool) => self.is_left(pool),
             Target::Pg(pg) => self.is_superfluous(pg),
         }
+    }
+
+    /// Returns whether all PGs of a replicated pool go on without this OSD: their acting members have all
+    /// that was acknowledged. The pool may lack copies, that of this OSD above all.
+    fn is_left(self, pool: PoolId) -> bool {
+        let Some(known) = self.cluster.pool(pool) else { return false };
+        let goes_on = |entry: &PgEntry| {
+            is_sound(entry.pg, known)
+                && !self.cluster.has_part(entry)
+                && entry.primary.is_some()
+                && entry.acting_count() >= known.pool.min_size as usize
+                && entry.acting().all(|member| self.cluster.is_up(member))
+                && self.is_newer_than_notes(entry, known.revision)
+        };
+        known.pool.scheme.is_whole_everywhere() && known.pgs.iter().all(goes_on)
     }
 
     /// Returns whether no PG of the target serves or has anything in progress, and its family is not being
     /// created.
     fn is_quiet(self, target: Target) -> bool {
         let is_creating = match target {
-            Target::Pool(pool) => self.engine.is_creating(pool),
+            Target::Pool(pool) | Target::DamagedPool(pool) => self.engine.is_creating(pool),
             Target::Pg(_) => false,
         };
         !is_creating && self.pgs.are_quiet(|pg| target.has(pg))
@@ -390,7 +438,7 @@ impl Holdings<'_> {
 
     fn blocks_of(&self, target: Target) -> impl Iterator<Item = BlockKey> {
         let (pool, (first, last)) = match target {
-            Target::Pool(pool) => (pool, (0, u32::MAX)),
+            Target::Pool(pool) | Target::DamagedPool(pool) => (pool, (0, u32::MAX)),
             Target::Pg(pg) => {
                 let pg_count = self.cluster.map().pools[&pg.pool].pool.pg_count;
                 (pg.pool, hash_range_of_pg(pg.number, pg_count))
@@ -443,7 +491,7 @@ impl Holdings<'_> {
             let pg = match target {
                 Target::Pg(pg) => pg,
                 // The PG of such a block is no longer known, so the store records these removals under PG 0.
-                Target::Pool(pool) => PgId { pool, number: 0 },
+                Target::Pool(pool) | Target::DamagedPool(pool) => PgId { pool, number: 0 },
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }
         };
@@ -469,7 +517,7 @@ impl Holdings<'_> {
     }
 
     fn family_removal(self, target: Target) -> Vec<StoreRequest> {
-        let Target::Pool(pool) = target else { return Vec::new() };
+        let (Target::Pool(pool) | Target::DamagedPool(pool)) = target else { return Vec::new() };
         let is_stray = |(odd, is_stray): (PoolId, bool)| odd == pool && is_stray;
         let is_there = self.store.has_family(pool) || self.store.odd_families().any(is_stray);
         let removal = || StoreRequest::Family { pool, compression: None };

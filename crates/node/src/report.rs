@@ -130,6 +130,7 @@ pub(crate) fn report(
         disk: disk_work(store),
         slow: pgs.is_slow_here(),
         stalled: disk_watch.is_stalled(),
+        damaged_pools: store.damaged_families().collect(),
         oldest_operation_ms: store.oldest_operation().as_millis(),
         ..OsdReport::default()
     };

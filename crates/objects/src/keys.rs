@@ -359,8 +359,8 @@ pub fn log_range(shard: Shard, after: Version) -> (Vec<u8>, Vec<u8>) {
     (Key { shard, kind }.encode(), behind_all(&prefix))
 }
 
-/// Returns the object to which a key of the engine belongs, or with whose keys a range begins. `None`: it is no
-/// object's.
+/// Returns the object to which a key of the engine belongs, or with whose keys a range begins. `None`: it
+/// is no object's.
 pub fn object_of(key: &[u8]) -> Option<Name> {
     let (header, mut rest) = key.split_at_checked(HEADER_SIZE)?;
     match header[HEADER_SIZE - 1] {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +11,7 @@ use client::objects::{Field, Listing, Name, ObjectChange, ObjectPool, ObjectStep
 use client::{Client, Config, block_on};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, Directory, run};
+use crate::harness::{Cluster, Directory, run, wait_for};
 
 /// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
 fn with_objects(name: &str, copies: &str) -> Cluster {
@@ -430,4 +431,49 @@ fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
         cluster.wait_clean();
         kept.check(&cluster);
     }
+}
+
+/// Damages a part of all files of an engine: neither their beginning, where the engine says what it has,
+/// nor their end, which says where records are.
+fn damage_engine(objects: &Path) -> usize {
+    let mut count = 0;
+    for entry in fs::read_dir(objects).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.extension().is_some_and(|it| it == "sst") {
+            let mut bytes = fs::read(&path).expect("readable");
+            let part = bytes.len() / 4..bytes.len() / 2;
+            bytes[part].iter_mut().for_each(|byte| *byte ^= 0x55);
+            fs::write(&path, bytes).expect("writable");
+            count += 1;
+        }
+    }
+    count
+}
+
+#[test]
+fn records_that_rot_on_one_osd_are_replaced_by_those_of_another() {
+    let cluster = with_objects_on("objects-rot", "2", "2");
+    let mut kept = Kept::default();
+    kept.change(&cluster, 0);
+    cluster.wait_clean();
+    cluster.run(&["osd", "stop", "2"]);
+    cluster.wait_active();
+    assert!(damage_engine(&cluster.path().join("osd.2/objects/rocksdb")) > 0);
+    cluster.run(&["osd", "start", "2"]);
+    // Whoever reads meets the damage, is told so at once, and gets all when another member leads.
+    let damaged = || {
+        let status = cluster.json(&["status"]);
+        let checks = status["checks"].as_array().expect("a list").clone();
+        checks.iter().any(|check| check["code"] == "engine_damaged")
+    };
+    let scan = || run(&mut cluster.command(&["kv", "scan", "--prefix", "key"])).status.success();
+    wait_for("the damage is met", || !scan() || damaged());
+    cluster.wait_status("copies anew", |status| {
+        status["pgs"]["clean"] == status["pgs"]["total"] && !damaged() && scan()
+    });
+    kept.check(&cluster);
+    // What it has now is whole.
+    cluster.run(&["osd", "stop", "1"]);
+    cluster.wait_active();
+    kept.check(&cluster);
 }

@@ -167,6 +167,9 @@ impl Store {
                 let error = match error {
                     EngineError::WouldBlock => StoreError::WouldBlock,
                     EngineError::Corrupt { start, end, .. } => {
+                        if let Some(read) = self.record_reads.open.get(&number) {
+                            self.pending.note_damage(read.pg.pool);
+                        }
                         StoreError::RecordsDamaged { start, end }
                     }
                     _ => StoreError::NoFamily,

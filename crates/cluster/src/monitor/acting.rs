@@ -78,6 +78,8 @@ pub(super) struct Given<'a> {
     pub(super) targets: &'a [OsdId],
     /// The condition of all OSDs.
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
+    /// OSDs in whose records of the pool damage was met: they count as if their disks hung.
+    pub(super) damaged: BTreeSet<OsdId>,
     /// Learners that the primary has reported complete in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
     /// Learners that the primary wants back at positions that they had when the PG was last active. They have
@@ -135,7 +137,8 @@ enum State {
     Sound,
     /// It is up, but the primary cannot work with it, or it rests.
     Barred,
-    /// It is up, but its disk hangs: it does not count towards the minimum size.
+    /// It is up, but its disk hangs, or has damaged records of the pool: it does not count towards the
+    /// minimum size.
     Stalled,
     /// It is up in a new run that may have lost data.
     Suspect,
@@ -164,7 +167,7 @@ impl Given<'_> {
             State::Suspect
         } else if self.barred.contains_key(&member.osd) || self.is_to_rest(member) {
             State::Barred
-        } else if standing.disk.stalled {
+        } else if self.is_stalled(member.osd) {
             State::Stalled
         } else {
             State::Sound
@@ -185,7 +188,8 @@ impl Given<'_> {
     }
 
     fn is_stalled(&self, osd: OsdId) -> bool {
-        self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
+        let is_hung = self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled);
+        is_hung || self.damaged.contains(&osd)
     }
 
     /// Whether members whose disks hang may be removed: at least `min_size` members must have disks that

@@ -44,6 +44,7 @@ impl Monitor {
             incarnation,
             suspect,
             stalled,
+            damaged_pools,
             slow,
             seen,
         } = message
@@ -63,6 +64,7 @@ impl Monitor {
             supervised,
             suspect,
             stalled,
+            damaged_pools,
             slow,
             seen,
             given: None,
@@ -226,6 +228,7 @@ impl Monitor {
     ) -> Boot {
         if boot.given.is_none() {
             self.note_stall(now, boot.osd, boot.stalled, None, effects);
+            self.note_damaged_pools(boot.osd, boot.damaged_pools.clone(), effects);
             self.note_slowness(boot.osd, boot.slow);
             let record = self.committed.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
@@ -263,6 +266,7 @@ impl Monitor {
             return;
         }
         self.note_stall(now, boot.osd, boot.stalled, None, effects);
+        self.note_damaged_pools(boot.osd, boot.damaged_pools.clone(), effects);
         self.note_slowness(boot.osd, boot.slow);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // While the boot was in progress, a job may have marked the OSD as down in its record.

@@ -1,17 +1,28 @@
 //! What is wrong with engines, as OSDs report it.
 
-use base::OsdId;
+use base::{OsdId, PoolId};
 
 use super::status::{Check, Severity};
 use crate::message::OsdReport;
 
 /// Returns what is wrong with the engine of this OSD.
 pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
-    let Some(engine) = &report.engine else { return Vec::new() };
     let mut checks = Vec::new();
     let mut add = |code, severity, message, hint: &'static str| {
         checks.push(Check { code, severity, message, hint: hint.into() });
     };
+    if !report.damaged_pools.is_empty() {
+        let pools: Vec<String> = report.damaged_pools.iter().map(PoolId::to_string).collect();
+        add(
+            "engine_damaged",
+            Severity::Error,
+            format!("records of objects on {osd} are damaged, in pool {}", pools.join(", ")),
+            "PGs of the pool leave this OSD where enough others remain. When all have, it removes what it \
+             has of the pool, and is filled anew. Where no other copy is there, objects that cannot be read \
+             are lost: put or remove them. Check the disk's health and the host's kernel log",
+        );
+    }
+    let Some(engine) = &report.engine else { return checks };
     if engine.waits_for_space {
         add(
             "engine_full",
@@ -40,23 +51,11 @@ pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
             "check the space of its file system, its disk's health and the host's kernel log",
         );
     }
-    let damaged = engine.families.iter().filter(|family| family.damaged);
-    let damaged: Vec<String> = damaged.map(|family| family.pool.to_string()).collect();
-    if !damaged.is_empty() {
-        add(
-            "engine_damaged",
-            Severity::Error,
-            format!("records on {osd} are damaged, in pool {}", damaged.join(", ")),
-            "they are not compacted any more: move the data of this OSD elsewhere with `ashlar osd out`, \
-             then create it again",
-        );
-    }
     checks
 }
 
 #[cfg(test)]
 mod tests {
-    use base::PoolId;
     use format::engine::Compression;
 
     use super::*;
@@ -64,12 +63,15 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_an_engine_is_named_and_nothing_else() {
-        let codes = |engine: Option<EngineReport>| {
-            let report = OsdReport { engine: engine.map(Box::new), ..OsdReport::default() };
+        let codes = |engine: Option<EngineReport>, damaged: &[PoolId]| {
+            let damaged_pools = damaged.iter().copied().collect();
+            let engine = engine.map(Box::new);
+            let report = OsdReport { engine, damaged_pools, ..OsdReport::default() };
             let checks = engine_checks(OsdId::FIRST, &report);
             checks.iter().map(|check| check.code).collect::<Vec<_>>()
         };
-        assert_eq!(codes(None), Vec::<&str>::new());
+        assert_eq!(codes(None, &[]), Vec::<&str>::new());
+        assert_eq!(codes(None, &[PoolId::FIRST]), ["engine_damaged"]);
         let family = FamilyReport {
             pool: PoolId::FIRST,
             compression: Compression::None,
@@ -84,15 +86,15 @@ mod tests {
             stall: "slowed".into(),
             ..EngineReport::default()
         };
-        assert_eq!(codes(Some(sound)), Vec::<&str>::new());
+        assert_eq!(codes(Some(sound), &[]), Vec::<&str>::new());
         let bad = EngineReport {
-            families: vec![FamilyReport { damaged: true, ..family }],
+            families: vec![family],
             stall: "stopped".into(),
             background_errors: 2,
             waits_for_space: true,
             ..EngineReport::default()
         };
-        let all = ["engine_full", "engine_stopped", "engine_errors", "engine_damaged"];
-        assert_eq!(codes(Some(bad)), all);
+        let all = ["engine_damaged", "engine_full", "engine_stopped", "engine_errors"];
+        assert_eq!(codes(Some(bad), &[PoolId::FIRST]), all);
     }
 }

@@ -487,6 +487,7 @@ impl Monitor {
             min_size: pool.pool.min_size as usize,
             targets,
             standings,
+            damaged: self.damaged_in(pool.pool.id),
             complete: asked.map(|asked| asked.complete.clone()).unwrap_or_default(),
             returning: asked.map(|asked| asked.returning.clone()).unwrap_or_default(),
             called_back: self.entries.called_back.get(&entry.pg).cloned().unwrap_or_default(),
@@ -494,6 +495,12 @@ impl Monitor {
             links,
             renew: is_time && !self.is_in_doubt(entry),
         }
+    }
+
+    /// Returns the OSDs in whose records of a pool damage was met.
+    fn damaged_in(&self, pool: PoolId) -> BTreeSet<OsdId> {
+        let damaged = self.osds.iter().filter(|(_, live)| live.damaged_pools.contains(&pool));
+        damaged.map(|(osd, _)| *osd).collect()
     }
 
     /// Whether a member may soon be found to be down. A requested epoch then waits, so that one epoch serves

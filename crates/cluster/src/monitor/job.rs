@@ -2,7 +2,7 @@
 //! runs them, `job_queue.rs` keeps them in order.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId};
 use placement::PlanError;
@@ -127,6 +127,8 @@ pub(super) struct Boot {
     pub(super) suspect: bool,
     /// Whether the OSD's disk hangs, or hung recently.
     pub(super) stalled: bool,
+    /// Pools in whose records the OSD met damage.
+    pub(super) damaged_pools: BTreeSet<PoolId>,
     /// Whether an earlier leader told the OSD that its disk is slow.
     pub(super) slow: bool,
     /// What the OSD has seen of the cluster.

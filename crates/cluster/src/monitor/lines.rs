@@ -3,7 +3,7 @@
 //! Most changes of a cluster are transactions, so most lines are derived from a transaction's writes:
 //! the old record under a key is compared with the new one.
 
-use base::{OsdId, TraceEvent};
+use base::{OsdId, PoolId, TraceEvent};
 use format::wire::{Member, PgEntry};
 
 use super::Effect;
@@ -121,6 +121,14 @@ fn trace_shard(committed: &CommittedState, after: &PgShardRecord, effects: &mut 
 }
 
 /// Logs an OSD's report that its disk hangs, or no longer hangs.
+pub(super) fn trace_damage(osd: OsdId, pool: PoolId, is_damaged: bool, effects: &mut Vec<Effect>) {
+    let event = match is_damaged {
+        true => TraceEvent::warn("records of a pool are damaged on an OSD: its PGs leave it"),
+        false => TraceEvent::info("an OSD has no damaged records of a pool any more"),
+    };
+    effects.push(Effect::Trace(event.with("osd", osd).with("pool", pool)));
+}
+
 pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
     let event = match stalled {
         true => TraceEvent::warn("OSD is stalled: its disk hangs"),

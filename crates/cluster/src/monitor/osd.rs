@@ -1,7 +1,7 @@
 //! The current state of OSDs: whether they are connected, what they report, and which map they have seen.
 //! `failure_detector.rs` decides which OSDs count as up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use format::door::NetEffect;
@@ -9,7 +9,7 @@ use format::door::NetEffect;
 use super::committed_state::Batch;
 use super::failure_detector::Liveness;
 use super::job::{Boot, Done, Job, Plan};
-use super::lines::trace_stall;
+use super::lines::{trace_damage, trace_stall};
 use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, FromMonitor, OsdReport, ScrubRow};
@@ -52,6 +52,8 @@ pub(super) struct OsdLive {
     pub(super) starts: Starts,
     /// What the OSD reports about its disk.
     pub(super) stall: Stall,
+    /// Pools in whose records the OSD met damage, as it reports.
+    pub(super) damaged_pools: BTreeSet<PoolId>,
     /// Whether an earlier leader told the OSD that its disk is slow, according to the OSD; `None`: the OSD
     /// has not joined this leader.
     pub(super) was_slow: Option<bool>,
@@ -172,6 +174,7 @@ impl Monitor {
         let Some(osd) = self.connections.osd(connection) else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let scrubs = std::mem::take(&mut report.scrubs);
+        let damaged = report.damaged_pools.clone();
         let size = report.size_bytes;
         let age = Duration::from_millis(report.oldest_operation_ms);
         let began = Time::from_nanos(now.as_nanos().saturating_sub(age.as_nanos()));
@@ -181,6 +184,7 @@ impl Monitor {
         live.report = Some((now, report));
         self.note_scrubs(osd, scrubs);
         self.note_stall(now, osd, stalled, oldest, effects);
+        self.note_damaged_pools(osd, damaged, effects);
         if self.committed.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
         }
@@ -236,6 +240,25 @@ impl Monitor {
         if has_changed || is_other && self.osds.values().any(|live| live.stall.stalled) {
             self.entries.mark_all();
         }
+    }
+
+    /// Records in which pools' records an OSD met damage.
+    pub(super) fn note_damaged_pools(
+        &mut self,
+        osd: OsdId,
+        pools: BTreeSet<PoolId>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let live = self.osds.entry(osd).or_default();
+        if live.damaged_pools == pools {
+            return;
+        }
+        for pool in pools.symmetric_difference(&live.damaged_pools) {
+            trace_damage(osd, *pool, pools.contains(pool), effects);
+        }
+        live.damaged_pools = pools;
+        self.notice(osd);
+        self.entries.mark_all();
     }
 
     /// Returns the time at which the latest reports about hanging disks may be evaluated together.

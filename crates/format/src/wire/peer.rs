@@ -422,7 +422,8 @@ pub enum PeerBody {
         call: u32,
         /// The version up to which the member that lacks something is complete.
         after: Version,
-        /// The version up to which the acting members are brought: that up to which the asked one is complete.
+        /// The version up to which the acting members are brought: that up to which the asked one is
+        /// complete.
         version: Version,
     },
     /// Member, in object pools: sends what a member lacks, or says why it does not.

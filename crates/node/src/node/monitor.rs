@@ -40,6 +40,7 @@ impl Node {
             incarnation: self.cluster.incarnation(),
             suspect: self.store.has_unsettled_damage() || self.notes.has_damaged(),
             stalled: self.disk_watch.is_stalled(),
+            damaged_pools: self.store.damaged_families().collect(),
             slow: self.pgs.is_slow_here(),
             seen: seen(&self.cluster, &self.notes, self.state.copy()),
         };

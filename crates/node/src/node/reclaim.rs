@@ -44,8 +44,13 @@ impl Node {
         if !self.holdings().may_remove(target) {
             return self.give_up_reclaim(now, effects);
         }
-        if let Target::Pg(pg) = target {
-            self.forget_record(pg);
+        match target {
+            Target::Pg(pg) => self.forget_record(pg),
+            Target::DamagedPool(pool) => {
+                let pgs: Vec<PgId> = self.pgs.iter().map(|(_, pg)| pg.id()).collect();
+                pgs.into_iter().filter(|pg| pg.pool == pool).for_each(|pg| self.forget_record(pg));
+            }
+            Target::Pool(_) => {}
         }
         let Node { store, cluster, notes, pgs, engine, reclaim, .. } = self;
         let next = reclaim.next_part(Holdings { store, cluster, notes, pgs, engine });

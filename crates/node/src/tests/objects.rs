@@ -447,6 +447,39 @@ fn what_a_pg_of_objects_has_goes_when_the_pg_leaves() {
 }
 
 #[test]
+fn a_pool_with_damaged_records_is_given_up_when_others_have_it() {
+    let mut rig = serving();
+    assert!(is_active(&mut rig));
+    rig.accept(CLIENT);
+    assert!(rig.ask(1, put_object(100 << 10)).is_ok());
+    rig.advance(Duration::from_secs(2));
+    let engine = rig.engine.as_mut().expect("it has one");
+    while engine.flush_some(&mut |_| 0) {}
+    assert!(engine.corrupt(POOL, &[], &[0xff]) > 2, "all is damaged");
+    assert!(last_report(&rig).damaged_pools.is_empty());
+    let name = Name::new(b"a").unwrap();
+    let listing = ::objects::Listing { count_max: 10, size_max: 100, ..Default::default() };
+    let look = ::objects::Look { reads: vec![::objects::Read::Records { name, listing }] };
+    let op = Op::Look { reads: Payload::new(&look.encode(), &BufferPool::default()) };
+    assert!(matches!(rig.ask(1, op), Err(Refusal::Damaged { .. })));
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(last_report(&rig).damaged_pools, [POOL].into(), "it is told at once");
+    // It keeps what it has while it has a part.
+    (0..5).for_each(|_| rig.advance(Duration::from_secs(4)));
+    assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_some());
+    rig.monitor_says(of_objects(elsewhere(10, 11, 2)));
+    (0..4).for_each(|_| rig.advance(Duration::from_secs(4)));
+    assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_none());
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
+    assert!(!rig.node.store.has_family(POOL) && last_report(&rig).damaged_pools.is_empty());
+    // It is a member again, with a new family, as one that has nothing.
+    rig.monitor_says(objects_since(11, 3));
+    rig.advance(Duration::from_secs(4));
+    assert!(rig.node.store.has_family(POOL));
+    assert_eq!(record_count(&rig), 0);
+}
+
+#[test]
 fn records_without_a_record_of_their_pg_are_found_by_the_next_run() {
     let mut rig = leaving(9);
     rig.holds_engine = true;

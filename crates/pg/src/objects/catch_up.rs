@@ -131,7 +131,7 @@ pub fn in_order(touched: Touched) -> impl Iterator<Item = Named> {
     let mut keys: Vec<Vec<u8>> = keys.into_keys().collect();
     keys.retain(|key| {
         let behind = merged.partition_point(|(start, _)| start <= key);
-        !merged[..behind].last().is_some_and(|(_, end)| key < end)
+        merged[..behind].last().is_none_or(|(_, end)| key >= end)
     });
     let ranges = merged.into_iter().map(|(start, end)| Named::Range(start, end));
     let keys = keys.into_iter().map(Named::Key);

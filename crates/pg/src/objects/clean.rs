@@ -163,8 +163,8 @@ impl Cut {
     }
 }
 
-/// Returns the changes that remove a tombstone. It takes along what a learner still has of the object: its head
-/// will be gone there, too, so nothing would tell of the rest.
+/// Returns the changes that remove a tombstone. It takes along what a learner still has of the object: its
+/// head will be gone there, too, so nothing would tell of the rest.
 pub(super) fn removal_of(key: Vec<u8>) -> Vec<Change> {
     let Some(name) = name_of(&key) else { return Vec::new() };
     let shard = Shard::of_key(&key);

@@ -643,8 +643,8 @@ impl Pg {
         self.pump_objects(actions);
     }
 
-    /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that were
-    /// perhaps never adopted. They have versions that are not passed when it is listed.
+    /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that
+    /// were perhaps never adopted. They have versions that are not passed when it is listed.
     pub(crate) fn object_filling(&self, mut filling: Filling, is_beyond: bool) -> Filling {
         filling.listing |= is_beyond && !planted::on(Bug::UndoForgotten);
         filling.whole.clear();

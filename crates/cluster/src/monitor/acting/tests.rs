@@ -47,6 +47,7 @@ struct Scene {
     min_size: usize,
     targets: Vec<OsdId>,
     standings: BTreeMap<OsdId, Standing>,
+    damaged: BTreeSet<OsdId>,
     complete: BTreeSet<Member>,
     returning: BTreeMap<Position, Member>,
     barred: BTreeMap<OsdId, u64>,
@@ -71,6 +72,7 @@ impl Scene {
             min_size,
             targets: targets.iter().map(|number| osd(*number)).collect(),
             standings: (1..=osd_count).map(|number| (osd(number), standing)).collect(),
+            damaged: BTreeSet::new(),
             complete: BTreeSet::new(),
             returning: BTreeMap::new(),
             barred: BTreeMap::new(),
@@ -106,6 +108,12 @@ impl Scene {
         })
     }
 
+    /// An OSD met damage in its records of the pool.
+    fn damaged(mut self, number: u32) -> Scene {
+        self.damaged.insert(osd(number));
+        self.with(number, |standing| standing.noticed = 9)
+    }
+
     /// Breaks the links from an OSD to these others; the monitor still hears from all of them.
     fn cut(mut self, from: u32, to: &[u32]) -> Scene {
         self.links.broken.extend(to.iter().map(|to| ((osd(from), osd(*to)), 9)));
@@ -132,6 +140,7 @@ impl Scene {
                 min_size: self.min_size,
                 targets: &self.targets,
                 standings: &self.standings,
+                damaged: self.damaged.clone(),
                 complete: self.complete.clone(),
                 returning: self.returning.clone(),
                 barred: self.barred.clone(),
@@ -474,6 +483,24 @@ fn a_member_whose_disk_hangs_goes_where_others_are_enough() {
     complete.complete.insert(member(3, 1));
     let one_is_filled = entry(3, 1, &all[..1], &all[2..]);
     assert_eq!(complete.next(&one_is_filled), None, "too few others: the entry stays");
+}
+
+#[test]
+fn a_member_with_damaged_records_goes_where_others_are_enough_and_comes_back_without() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let scene = Scene::new(3, &[1, 2, 3], 2);
+    let next = scene.clone().damaged(1).next(&entry(3, 1, &all, &[])).unwrap();
+    assert_eq!((next.primary_osd(), &acting(&next)[..]), (Some(osd(2)), &all[1..]));
+    assert!(next.learners.is_empty());
+    assert_eq!(
+        scene.clone().damaged(1).next(&next),
+        None,
+        "it is no learner as long as they are there"
+    );
+    assert_eq!(learning(&scene.next(&next).unwrap()), [member(1, 1)]);
+    // Where too few others are there, it stays, and serves what it can read.
+    let two = Scene::new(3, &[1, 2], 2).damaged(1);
+    assert_eq!(two.next(&entry(2, 1, &all[..2], &[])), None);
 }
 
 #[test]

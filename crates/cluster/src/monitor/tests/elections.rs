@@ -408,6 +408,7 @@ impl Monitors {
             incarnation,
             suspect: false,
             stalled: false,
+            damaged_pools: std::collections::BTreeSet::new(),
             slow: false,
             seen: Seen::default(),
         };

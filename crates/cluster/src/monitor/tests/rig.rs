@@ -621,6 +621,7 @@ impl Rig {
             incarnation: osd.incarnation,
             suspect: osd.suspect,
             stalled: false,
+            damaged_pools: BTreeSet::new(),
             slow: osd.slow_disks.contains(&id),
             seen: osd.seen(),
         }

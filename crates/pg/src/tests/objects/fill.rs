@@ -308,8 +308,8 @@ fn a_page_is_for_learners_and_of_the_pg() {
     acting.say(0, 1, whole(vec![delete(0, 0x10)])).unwrap_err();
 }
 
-/// A learner has a change that was never adopted, is filled, and is the only one that can bring another member
-/// forward: its log must not name that change.
+/// A learner has a change that was never adopted, is filled, and is the only one that can bring another
+/// member forward: its log must not name that change.
 #[test]
 fn a_member_that_was_filled_brings_others_what_happened_since() {
     let mut world = World::with_others(2, 3, 2);
