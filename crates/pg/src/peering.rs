@@ -246,12 +246,10 @@ impl Pg {
         if lead.peers.len() == count {
             return;
         }
-        let is_of_objects = self.shape.objects.is_some();
         let is_met = |peer: &Peer, is_lost: fn(Absence) -> bool| match peer.contact {
             Contact::Known => true,
             Contact::Away | Contact::Asked | Contact::Draining => is_lost(absence(peer.member)),
-            // In a pool of objects it has reported, and lacks versions.
-            Contact::Out => is_of_objects && peer.state.is_some(),
+            Contact::Out => false,
         };
         let acting = || lead.peers[..count].iter();
         let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));

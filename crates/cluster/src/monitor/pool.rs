@@ -45,8 +45,7 @@ const PG_RECORD_SIZE: u64 = 1200;
 
 /// What whoever makes a pool of objects must know, until its PGs fill members that lack something.
 const OBJECTS_WARNING: &str = "pools of objects are not finished: their copies are not compared by scrubs \
-    yet, and records that an OSD cannot read are not fetched from the other copies. Keep nothing in the pool \
-    that is nowhere else";
+    yet. Keep nothing in the pool that is nowhere else";
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
