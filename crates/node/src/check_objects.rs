@@ -78,7 +78,7 @@ impl Walk {
             }
             Kind::Incomplete { .. } => self.counts.incomplete += 1,
             Kind::Lost { .. } => self.counts.lost += 1,
-            Kind::Repeat { .. } | Kind::Log(_) => {}
+            Kind::Repeat { .. } | Kind::Log(_) | Kind::Reach(_) => {}
         }
     }
 

@@ -155,6 +155,8 @@ pub enum Kind {
         /// The first key of the range, as it is in the engine: at most [`LOST_SIZE_MAX`] bytes.
         first: Vec<u8>,
     },
+    /// Above this version the log names all that happened. The highest one of a shard counts.
+    Reach(Version),
     /// What a version touched.
     Log(LogKey),
 }
@@ -168,15 +170,6 @@ pub struct LogKey {
     pub page: Option<(Incarnation, u64)>,
 }
 
-impl LogKey {
-    /// The key of the record that says from where on the log is there. No version has epoch 0.
-    pub const REACH: LogKey = LogKey { version: Version::ZERO, page: None };
-
-    fn is_sound(self) -> bool {
-        self == LogKey::REACH || self.version.epoch > Epoch::ZERO
-    }
-}
-
 impl Kind {
     const fn number(&self) -> u8 {
         match self {
@@ -186,7 +179,7 @@ impl Kind {
             Kind::Repeat { .. } => REPEAT,
             Kind::Incomplete { .. } => INCOMPLETE,
             Kind::Lost { .. } => LOST,
-            Kind::Log(_) => LOG,
+            Kind::Log(_) | Kind::Reach(_) => LOG,
         }
     }
 
@@ -198,8 +191,11 @@ impl Kind {
             }
             Kind::Record { key, .. } => (1..=RECORD_KEY_SIZE_MAX).contains(&key.len()),
             Kind::Lost { first } => (1..=LOST_SIZE_MAX).contains(&first.len()),
-            Kind::Log(key) => key.is_sound(),
-            Kind::Head { .. } | Kind::Repeat { .. } | Kind::Incomplete { .. } => true,
+            // Epoch 0 stands for a reach.
+            Kind::Log(key) => key.version.epoch > Epoch::ZERO,
+            Kind::Head { .. } | Kind::Repeat { .. } | Kind::Incomplete { .. } | Kind::Reach(_) => {
+                true
+            }
         }
     }
 }
@@ -225,6 +221,11 @@ impl Key {
             Kind::Repeat { session, number } => {
                 bytes.extend_from_slice(&number_bytes::<8>(session.get()));
                 bytes.extend_from_slice(&number_bytes::<8>(*number));
+            }
+            Kind::Reach(version) => {
+                bytes.extend_from_slice(&number_bytes::<4>(0));
+                bytes.extend_from_slice(&number_bytes::<4>(u64::from(version.epoch.get())));
+                bytes.extend_from_slice(&number_bytes::<8>(version.counter));
             }
             Kind::Log(LogKey { version, page }) => {
                 bytes.extend_from_slice(&number_bytes::<4>(u64::from(version.epoch.get())));
@@ -255,8 +256,14 @@ impl Key {
                 rest.is_empty().then_some(Kind::Repeat { session, number })?
             }
             LOG => {
-                let epoch = Epoch::new(take_number::<4>(&mut rest)? as u32);
-                let version = Version { epoch, counter: take_number::<8>(&mut rest)? };
+                let mut version = take_version(&mut rest);
+                if bytes[HEADER_SIZE..].starts_with(&[0; 4]) {
+                    rest = &bytes[HEADER_SIZE + 4..];
+                    version = take_version(&mut rest);
+                    let kind = rest.is_empty().then_some(Kind::Reach(version?))?;
+                    return Some(Key { shard, kind });
+                }
+                let version = version?;
                 let mut page = None;
                 if !rest.is_empty() {
                     let incarnation = Incarnation::new(take_number::<8>(&mut rest)?);
@@ -345,6 +352,22 @@ pub fn attributes_prefix(shard: Shard, name: &Name) -> Vec<u8> {
 /// Returns what the keys of all records of an object begin with; the record's key is the rest.
 pub fn records_prefix(shard: Shard, name: &Name) -> Vec<u8> {
     prefix(shard, RECORD, name)
+}
+
+fn take_version(rest: &mut &[u8]) -> Option<Version> {
+    let epoch = Epoch::new(take_number::<4>(rest)? as u32);
+    Some(Version { epoch, counter: take_number::<8>(rest)? })
+}
+
+/// Returns the range of the reaches of a shard below a version, or of all of them: the first key, and the first
+/// one behind.
+pub fn reach_range(shard: Shard, below: Option<Version>) -> (Vec<u8>, Vec<u8>) {
+    let start = [&number_bytes::<2>(u64::from(shard.0))[..], &[LOG], &[0; 4]].concat();
+    let end = match below {
+        Some(version) => Key { shard, kind: Kind::Reach(version) }.encode(),
+        None => log_range(shard, Version::ZERO).0,
+    };
+    (start, end)
 }
 
 /// Returns the range of the log records of a shard above a version: the first key, and the first one behind.
@@ -474,7 +497,7 @@ mod tests {
                 Kind::Record { name: name.clone(), key: vec![0xff] },
                 Kind::Repeat { session: SessionId::new(u64::MAX), number: u64::MAX },
                 Kind::Incomplete { name },
-                Kind::Log(LogKey::REACH),
+                Kind::Reach(Version { epoch: Epoch::new(u32::MAX), counter: u64::MAX }),
             ];
             let ranges = [
                 (heads_range(shard), 0..1),
@@ -507,7 +530,7 @@ mod tests {
             ),
             (Kind::Incomplete { name: of }, "0102506100"),
             (Kind::Lost { first: vec![0, 1, 0x10, 0] }, "01025100011000"),
-            (Kind::Log(LogKey::REACH), "010260000000000000000000000000"),
+            (Kind::Reach(version), "01026000000000000000030000000000000100"),
             (Kind::Log(LogKey { version, page: None }), "010260000000030000000000000100"),
             (
                 Kind::Log(LogKey { version, page }),
@@ -569,7 +592,14 @@ mod tests {
         assert!(!has(log(version(2, 5), None)) && !has(log(version(2, 5), page)));
         assert!(has(log(version(2, 6), None)) && has(log(version(3, 1), page)));
         let (first, _) = log_range(Shard::new(0x0102), Version::ZERO);
-        assert!(key(Kind::Log(LogKey::REACH)).encode() < first);
+        assert!(key(Kind::Reach(version(9, 9))).encode() < first);
+        let (start, end) = reach_range(Shard::new(0x0102), Some(version(2, 5)));
+        let is_below = |it: Version| {
+            let key = key(Kind::Reach(it)).encode();
+            start <= key && key < end
+        };
+        assert!(is_below(Version::ZERO) && is_below(version(2, 4)) && !is_below(version(2, 5)));
+        assert_eq!(reach_range(Shard::new(0x0102), None).1, first);
         assert!(first <= log(version(1, 1), None));
     }
 
@@ -593,7 +623,9 @@ mod tests {
             }),
             any_bytes(4).prop_map(|first| Kind::Lost { first }),
             name().prop_map(|name| Kind::Incomplete { name }),
-            Just(Kind::Log(LogKey::REACH)),
+            (0..3u32, number()).prop_map(|(epoch, counter)| {
+                Kind::Reach(Version { epoch: Epoch::new(epoch), counter })
+            }),
             log.prop_map(|(epoch, counter, page)| {
                 let version = Version { epoch: Epoch::new(epoch), counter };
                 let page =

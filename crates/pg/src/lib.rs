@@ -481,6 +481,10 @@ impl Pg {
     /// Tells the store that the operator gave up the data of this PG that the store lost. Ends with
     /// [`Action::Absolved`].
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
+        if self.shape.objects.is_some() {
+            // The log has holes where batches were lost.
+            self.begin_log(self.local_state.held(), Epoch::ZERO, actions);
+        }
         self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
     }
 
@@ -905,8 +909,10 @@ impl Pg {
             Call::PageBlock { learner, at } => self.on_page_block(learner, at, result, actions),
             Call::PeerHeads { call } => self.on_peer_heads(call, result, actions),
             Call::CleaningRecords => self.on_cleaning_records(result, actions),
-            Call::MissingRecords => self.on_missing_records(result, actions),
-            Call::MissingBlock { index } => self.on_missing_block(index, result, actions),
+            Call::MissingRecords { reading } => self.on_missing_records(reading, result, actions),
+            Call::MissingBlock { reading, index } => {
+                self.on_missing_block((reading, index), result, actions);
+            }
             Call::ObjectForward { version } => {
                 self.on_forward_taken(version, result.is_ok(), actions);
             }

@@ -349,6 +349,9 @@ impl Pg {
             // be filled while some members are lost.
             self.owed.settle();
             self.take_floor(floor, actions);
+            if self.shape.objects.is_some() && adopted == Version::ZERO {
+                self.begin_log(adopted, entry.epoch, actions);
+            }
         } else {
             follow.next = None;
         }

@@ -106,6 +106,9 @@ impl Pg {
                 let silent = others.filter(|peer| peer.contact != Contact::Known);
                 silent.map(|peer| peer.member.osd).collect()
             }
+            Serving::Comparing if let Some(target) = self.objects.brings_forward() => {
+                vec![lead.peers[target].member.osd]
+            }
             Serving::Journaling => {
                 let missing = lead.acting_others().filter(|index| lead.unrecorded.has(*index));
                 missing.map(|index| lead.peers[index].member.osd).collect()
@@ -550,6 +553,9 @@ impl Pg {
             self.send(index, body, actions);
         }
         self.take_floor(floor, actions);
+        if self.shape.objects.is_some() && adopted == Version::ZERO {
+            self.begin_log(adopted, entry.epoch, actions);
+        }
         let record = Record { entry, adopted, history, filling: None, dropped: None };
         self.keep_record(record, RecordFor::Lead, actions);
     }

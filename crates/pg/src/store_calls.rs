@@ -42,12 +42,13 @@ pub enum Call {
     PeerHeads { call: u32 },
     /// In pools of objects: a log, or heads, for housekeeping.
     CleaningRecords,
-    /// In pools of objects: how far back the log of this OSD goes, which was filled.
-    Reach { order: u64 },
+    /// In pools of objects: how far back the log of this OSD goes. `order`: its place among the changes of a
+    /// learner that was filled.
+    Reach { order: Option<u64> },
     /// In pools of objects: records that another acting member lacks.
-    MissingRecords,
+    MissingRecords { reading: u32 },
     /// In pools of objects: units of a block that another acting member lacks.
-    MissingBlock { index: usize },
+    MissingBlock { reading: u32, index: usize },
     /// In pools of objects: all that this acting member lacks up to a version, with its record.
     ObjectForward { version: Version },
     /// Version and allocation of a block that is about to change.
@@ -176,7 +177,7 @@ impl Call {
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
             | Call::CleaningRecords
-            | Call::MissingRecords
+            | Call::MissingRecords { .. }
             | Call::MissingBlock { .. }
             | Call::LookRecords { .. }
             | Call::LookBlock { .. }

@@ -14,11 +14,12 @@
 use std::collections::VecDeque;
 
 use ::objects::keys::log_range;
-use ::objects::{Key, Kind, LogKey, Shard, Touched};
+use ::objects::{Shard, Touched};
 use base::{BlockSize, PoolId, Version};
 use blockstore::BlockKey;
-use format::disk::bytes::Reader;
 use format::engine::{Answer as Found, Query};
+
+use super::log::{reach_in, reach_query};
 
 /// The most log records that are read at once, and their size in bytes: what they name is kept meanwhile.
 const RECORDS_AT_ONCE: usize = 4096;
@@ -64,11 +65,10 @@ impl CatchUp {
     pub fn ask(&mut self) -> Option<Vec<Query>> {
         let shard = *self.shards.front()?;
         self.is_asked = true;
-        let reach = Key { shard, kind: Kind::Log(LogKey::REACH) }.encode();
         let start = self.from.clone().unwrap_or_else(|| log_range(shard, self.after).0);
         let end = log_range(shard, self.upto).0;
         let (count_max, size_max) = (RECORDS_AT_ONCE, SIZE_AT_ONCE);
-        let mut queries = vec![Query::Get { key: reach }];
+        let mut queries = vec![reach_query(shard)];
         if start < end {
             queries.push(Query::Scan { start, end: Some(end), count_max, size_max });
         }
@@ -79,18 +79,8 @@ impl CatchUp {
     pub fn supply(&mut self, answers: Vec<Found>, pool: PoolId, block_size: BlockSize) -> Part {
         self.is_asked = false;
         let mut answers = answers.into_iter();
-        let reach = match answers.next() {
-            Some(Found::Value(None)) => Version::ZERO,
-            Some(Found::Value(Some(bytes))) => {
-                let mut from = Reader::new(&bytes);
-                match from.version().filter(|_| from.is_at_end()) {
-                    Some(reach) => reach,
-                    None => return Part::Unreadable,
-                }
-            }
-            _ => unreachable!("a key has a value as answer"),
-        };
-        if reach > self.after {
+        let reach = answers.next().as_ref().and_then(reach_in);
+        if reach.is_none_or(|reach| reach > self.after) {
             return Part::TooShort;
         }
         let mut touched = Touched::default();

@@ -53,6 +53,8 @@ pub(crate) struct Cleaning {
     /// The logs are cut up to this version, and tombstones go up to this one.
     upto: Version,
     floor: Version,
+    /// Whether nothing was cut in this epoch yet.
+    is_first: bool,
     /// Shards whose logs are still to be cut up to there.
     shards: VecDeque<Shard>,
     stage: Stage,
@@ -93,6 +95,7 @@ impl Default for Cleaning {
             idle_count: 0,
             upto: Version::ZERO,
             floor: Version::ZERO,
+            is_first: true,
             shards: VecDeque::new(),
             stage: Stage::Idle,
         }
@@ -157,7 +160,7 @@ impl Cut {
         let (end, _) = log_range(self.shard, self.upto);
         let mut changes = vec![Change::DeleteRange { start, end }];
         if !planted::on(Bug::LogCutWithoutReach) {
-            changes.push(reach_of(self.shard, self.upto));
+            changes.extend(reach_of(self.shard, self.upto));
         }
         changes
     }
@@ -191,7 +194,10 @@ impl Pg {
         if !matches!(cleaning.stage, Stage::Idle) || !is_due || upto <= cleaning.upto {
             return;
         }
-        (cleaning.log_count, cleaning.has_tombstone) = (0, false);
+        if newest <= upto {
+            (cleaning.log_count, cleaning.has_tombstone) = (0, false);
+        }
+        cleaning.log_count = cleaning.log_count.min(IDLE_COUNT);
         (cleaning.upto, cleaning.floor, cleaning.shards) = (upto, floor, shards);
         self.clean_on(actions);
     }
@@ -217,7 +223,7 @@ impl Pg {
     fn clean_on(&mut self, actions: &mut Vec<Action>) {
         let cleaning = &mut self.objects.cleaning;
         let Some(shard) = cleaning.shards.pop_front() else {
-            cleaning.stage = Stage::Idle;
+            (cleaning.stage, cleaning.is_first) = (Stage::Idle, false);
             return;
         };
         cleaning.stage = Stage::Log(shard);
@@ -249,14 +255,15 @@ impl Pg {
                 let Some(Found::Records { records, more }) = answers.first() else {
                     unreachable!("a scan has records as its answer")
                 };
-                if records.is_empty() {
+                // Other members may have records that this one, which was filled, does not have.
+                if records.is_empty() && !self.objects.cleaning.is_first {
                     return self.clean_on(actions);
                 }
                 let upto = self.objects.cleaning.upto;
                 // What cannot be read stays.
                 match Cut::of(shard, upto, records, *more, self) {
                     Some(cut) => self.begin_cut(cut, actions),
-                    None => self.clean_on(actions),
+                    None => self.give_up_cleaning(actions),
                 }
             }
             Stage::Heads(turn, mut cut) => {
@@ -284,7 +291,7 @@ impl Pg {
         // A tombstone may be named by several records.
         let heads: BTreeSet<Vec<u8>> = std::mem::take(&mut cut.heads).into_iter().collect();
         cut.heads = heads.into_iter().collect();
-        let Some(names) = cut.names() else { return self.clean_on(actions) };
+        let Some(names) = cut.names() else { return self.give_up_cleaning(actions) };
         if names.is_empty() {
             return self.gate_cut(None, cut, actions);
         }
@@ -347,7 +354,10 @@ impl Pg {
     /// Something cannot be read: the logs stay until the next time.
     fn give_up_cleaning(&mut self, actions: &mut Vec<Action>) {
         let stage = std::mem::replace(&mut self.objects.cleaning.stage, Stage::Idle);
-        self.objects.cleaning.shards.clear();
+        let cleaning = &mut self.objects.cleaning;
+        cleaning.shards.clear();
+        (cleaning.upto, cleaning.idle_count) = (Version::ZERO, 0);
+        cleaning.log_count = cleaning.log_count.max(IDLE_COUNT);
         if let Stage::Heads(turn, _) = stage {
             self.end_turn(turn, actions);
             self.pump_objects(actions);

@@ -16,8 +16,9 @@ use ::objects::Touched;
 use base::Version;
 use blockstore::{Answer, AsOf, Batch as StoreBatch, Request as StoreRequest, StoreError};
 use format::disk::{EntryKind, NoteKey};
-use format::wire::{BatchContent, Gathered, PeerBody};
+use format::wire::{BatchContent, Gathered, MemberState, PeerBody};
 
+use super::Objects;
 use super::batch::{self, Changes};
 use super::log::{ReadError, Reading, Step, log_of};
 use crate::ask::Asked;
@@ -41,14 +42,36 @@ pub(crate) struct Forwarding {
     reading: Option<(ReadFor, Reading)>,
     /// As primary: the member that is being brought forward, and up to which version.
     target: Option<(usize, Version)>,
-    /// As primary: members that could not read what another one lacks.
+    /// As primary: members that could not read what another one lacks, and those whose log does not tell what
+    /// this one lacks.
     unreadable: MemberSet,
+    too_short: MemberSet,
+    /// Number of readings that were begun.
+    reading_count: u32,
+}
+
+impl Forwarding {
+    /// Returns what is being read, if it is this.
+    fn reading(&mut self, number: u32) -> Option<&mut Reading> {
+        let (_, reading) = self.reading.as_mut().filter(|_| number == self.reading_count)?;
+        Some(reading)
+    }
+}
+
+impl Objects {
+    /// As primary: returns the member that is being brought forward.
+    pub(crate) fn brings_forward(&self) -> Option<usize> {
+        self.forwarding.target.map(|(target, _)| target)
+    }
 }
 
 impl Pg {
     /// As primary: brings the acting members to the highest version up to which one of them is complete, then
     /// activates the epoch. Requires: all have reported their state.
     pub(crate) fn bring_forward(&mut self, actions: &mut Vec<Action>) {
+        if let Some(index) = self.has_never_adopted() {
+            return self.fail_acting(index, "it has versions that were never adopted", actions);
+        }
         let lead = self.lead();
         let adopted = lead.highest_complete();
         lead.adopted = adopted;
@@ -62,12 +85,13 @@ impl Pg {
         self.serving = Serving::Comparing;
         let forwarding = &mut self.objects.forwarding;
         forwarding.target = Some((target, adopted));
-        let unreadable = forwarding.unreadable;
+        let (unreadable, too_short) = (forwarding.unreadable, forwarding.too_short);
         let lead = self.lead();
         let has_all = |index: &usize| lead.complete_of(*index) == adopted;
         let sources = [me].into_iter().chain(lead.acting_others()).filter(has_all);
         let sources: Vec<usize> = sources.collect();
-        let readable = sources.iter().copied().find(|index| !unreadable.has(*index));
+        let readable =
+            sources.iter().copied().find(|index| !unreadable.has(*index) && !too_short.has(*index));
         match readable {
             Some(source) if source == me => {
                 self.begin_reading(ReadFor::Lead, after, adopted, actions);
@@ -76,11 +100,27 @@ impl Pg {
                 let call = self.lead().asks.ask(source, Asked::ObjectGather { source });
                 self.send(source, PeerBody::Gather { call, after, version: adopted }, actions);
             }
+            None if sources.iter().any(|index| too_short.has(*index)) => {
+                let why = "the member lacks more than the logs of others tell";
+                self.fail_acting(target, why, actions);
+            }
             None => {
                 let why = "it cannot read what other members lack";
                 self.fail_acting(sources[0], why, actions);
             }
         }
+    }
+
+    /// Returns an acting member that says it has more than was adopted when the next epoch after its record
+    /// began: its store was set back.
+    fn has_never_adopted(&mut self) -> Option<usize> {
+        let lead = self.lead();
+        let newest = lead.acting_states().max_by_key(|state| state.record_epoch)?;
+        let is_beyond = |state: &MemberState| {
+            let next = newest.history.iter().find(|past| past.epoch > state.record_epoch);
+            next.is_some_and(|next| state.complete > next.adopted)
+        };
+        lead.acting_states().position(is_beyond)
     }
 
     /// An acting member, perhaps this OSD, cannot take part in the epoch.
@@ -102,24 +142,27 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let reading = Reading::new(self.pool_shape(), self.shard_list(), after, version);
+        self.objects.forwarding.reading_count += 1;
         self.objects.forwarding.reading = Some((what, reading));
         self.read_missing(actions);
     }
 
     fn read_missing(&mut self, actions: &mut Vec<Action>) {
+        let number = self.objects.forwarding.reading_count;
         let (_, reading) = self.objects.forwarding.reading.as_mut().expect("it is being read");
         match reading.next() {
             Step::Records(queries) => {
                 let pg = self.shape.pg;
                 let request = StoreRequest::Records { pg, queries, from_memory: false };
-                self.call(Call::MissingRecords, request, actions);
+                self.call(Call::MissingRecords { reading: number }, request, actions);
             }
             Step::Blocks(blocks) => {
                 let unit_count = self.shape.block_size.unit_count();
                 for (index, (key, units)) in blocks.into_iter().enumerate() {
                     let units = units.words(unit_count);
                     let request = StoreRequest::Copy { key, units, as_of: AsOf::View };
-                    self.call(Call::MissingBlock { index }, request, actions);
+                    let call = Call::MissingBlock { reading: number, index };
+                    self.call(call, request, actions);
                 }
             }
             Step::Done => {
@@ -136,10 +179,11 @@ impl Pg {
     /// Handles the store's answer to a request for records that a member lacks.
     pub(crate) fn on_missing_records(
         &mut self,
+        number: u32,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let Some((_, reading)) = &mut self.objects.forwarding.reading else { return };
+        let Some(reading) = self.objects.forwarding.reading(number) else { return };
         let came = match result {
             Ok(Answer::Records { answers, .. }) => reading.supply_records(answers),
             Ok(_) => unreachable!("the store sent another kind of answer"),
@@ -154,12 +198,12 @@ impl Pg {
     /// Handles the store's answer to a request for units that a member lacks.
     pub(crate) fn on_missing_block(
         &mut self,
-        index: usize,
+        (number, index): (u32, usize),
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
         // If one of the blocks could not be read, the answers about the others come later.
-        let Some((_, reading)) = &mut self.objects.forwarding.reading else { return };
+        let Some(reading) = self.objects.forwarding.reading(number) else { return };
         let came = match result {
             Ok(Answer::Copy { content }) => reading.supply_block(index, content),
             Ok(_) => unreachable!("the store sent another kind of answer"),
@@ -215,8 +259,8 @@ impl Pg {
         let content = match content {
             Ok(content) => content,
             Err(ReadError::TooLarge) => {
-                let why = "the member lacks more than was in flight";
-                return self.fail_acting(target, why, actions);
+                self.objects.forwarding.too_short.add(source);
+                return self.bring_forward(actions);
             }
             Err(ReadError::Unreadable) => {
                 self.objects.forwarding.unreadable.add(source);
@@ -263,6 +307,7 @@ impl Pg {
         if self.serving != Serving::Comparing {
             return;
         }
+        self.objects.forwarding.too_short = MemberSet::default();
         let target = self.objects.forwarding.target.take();
         let (target, version) = target.expect("a member is brought forward");
         let state = self.lead().peers[target].state.as_mut();

@@ -12,17 +12,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ::objects::keys::log_range;
+use ::objects::keys::{log_range, reach_range};
 use ::objects::{Key, Kind, LogKey, PoolShape, Shard, Touched};
 use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, UNIT_SIZE, Version};
-use format::disk::bytes::{Reader, Writer};
 use format::disk::{BODY_SIZE_MAX, BlockAction, BlockChange, BlockKey, LOCATION_NONE, UnitSet};
 use format::engine::{Answer as Found, Change, Query};
 use format::wire::{BATCH_UNITS_SIZE_MAX, Content};
 
 /// The most shards whose logs are asked for at once.
 const SHARDS_AT_ONCE: usize = 16;
+/// A shard has few reaches: each new one replaces all lower ones.
+const REACHES_MAX: usize = 64;
 /// The most log records of a shard: what was in flight has fewer.
 const RECORDS_MAX: usize = 1 << 14;
 /// The most keys that are asked for at once.
@@ -41,11 +42,28 @@ pub fn log_of(
     touched.map(move |(shard, touched)| touched.log_record(*shard, version, block_size))
 }
 
-/// Returns the change by which the log of a shard says that it tells nothing of what is up to this version.
-pub fn reach_of(shard: Shard, version: Version) -> Change {
-    let mut value = Writer::default();
-    value.version(version);
-    Change::Put { key: Key { shard, kind: Kind::Log(LogKey::REACH) }.encode(), value: value.bytes }
+/// Returns the changes by which the log of a shard says that it names all that happened above this version alone.
+/// It never says so of less than before: the highest reach counts.
+pub fn reach_of(shard: Shard, version: Version) -> [Change; 2] {
+    let (start, end) = reach_range(shard, Some(version));
+    let key = Key { shard, kind: Kind::Reach(version) }.encode();
+    [Change::DeleteRange { start, end }, Change::Put { key, value: Vec::new() }]
+}
+
+/// Returns the query for the reaches of a shard, of which there are few.
+pub fn reach_query(shard: Shard) -> Query {
+    let (start, end) = reach_range(shard, None);
+    Query::Scan { start, end: Some(end), count_max: REACHES_MAX, size_max: BODY_SIZE_MAX }
+}
+
+/// Returns the reach of a shard. `None`: it is not known what the log names.
+pub fn reach_in(found: &Found) -> Option<Version> {
+    let Found::Records { records, more: false } = found else { return None };
+    let (key, _) = records.iter().last()?;
+    match Key::decode(key)?.kind {
+        Kind::Reach(version) => Some(version),
+        _ => None,
+    }
 }
 
 /// Why a member does not get what it lacks.
@@ -146,10 +164,9 @@ impl Reading {
     }
 
     fn log_queries(&self, shard: Shard) -> [Query; 2] {
-        let reach = Key { shard, kind: Kind::Log(LogKey::REACH) }.encode();
         let (start, end) = log_range(shard, self.after);
         let (count_max, size_max) = (RECORDS_MAX, BODY_SIZE_MAX);
-        [Query::Get { key: reach }, Query::Scan { start, end: Some(end), count_max, size_max }]
+        [reach_query(shard), Query::Scan { start, end: Some(end), count_max, size_max }]
     }
 
     /// Takes the records that were asked for last.
@@ -168,30 +185,21 @@ impl Reading {
             return Ok(());
         }
         self.shards.drain(..answers.len() / 2);
-        for answer in answers {
-            match answer {
-                Found::Value(reach) => self.check_reach(reach.as_deref())?,
-                Found::Records { more: true, .. } => return Err(ReadError::TooLarge),
-                Found::Records { records, .. } => {
-                    for (key, value) in records.iter() {
-                        self.take_log(key, value)?;
-                    }
-                }
+        let mut answers = answers.into_iter();
+        while let (Some(reach), Some(log)) = (answers.next(), answers.next()) {
+            if reach_in(&reach).is_none_or(|reach| reach > self.after) {
+                return Err(ReadError::TooLarge);
+            }
+            let Found::Records { records, more: false } = log else {
+                return Err(ReadError::TooLarge);
+            };
+            for (key, value) in records.iter() {
+                self.take_log(key, value)?;
             }
         }
         match self.shards.is_empty() {
             true => self.plan(),
             false => Ok(()),
-        }
-    }
-
-    fn check_reach(&self, reach: Option<&[u8]>) -> Result<(), ReadError> {
-        let Some(bytes) = reach else { return Ok(()) };
-        let mut from = Reader::new(bytes);
-        match from.version().filter(|_| from.is_at_end()) {
-            Some(reach) if reach <= self.after => Ok(()),
-            Some(_) => Err(ReadError::TooLarge),
-            None => Err(ReadError::Unreadable),
         }
     }
 

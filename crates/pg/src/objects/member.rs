@@ -7,8 +7,8 @@
 
 use ::objects::keys::{is_log, is_own, log_range, shards_range, shared_range};
 use ::objects::{Key, Kind, LogKey, Name, Shard};
-use base::Version;
 use base::planted::{self, Bug};
+use base::{Epoch, Version};
 use blockstore::{Answer, Batch as StoreBatch, Page, Request as StoreRequest, StoreError};
 use format::disk::EntryKind;
 use format::disk::bytes::Writer;
@@ -94,30 +94,49 @@ impl Pg {
         if planted::on(Bug::ListedLogBelieved) {
             return;
         }
-        let (pg, block_size, epoch) = (self.shape.pg, self.shape.block_size, self.epoch());
         self.local_state.on_fill(version, false);
-        let shards: Vec<Shard> = self.shard_list().collect();
-        for shards in shards.chunks(REACHES_AT_ONCE) {
-            let records = shards.iter().flat_map(|shard| {
-                let end = log_range(*shard, Version { epoch, counter: 0 }).0;
-                let start = log_range(*shard, Version::ZERO).0;
-                [Change::DeleteRange { start, end }, reach_of(*shard, version)]
-            });
-            let records = records.collect();
-            let order = self.begin_taken();
-            let page =
-                StoreRequest::Page(Page { pg, block_size, version, records, blocks: vec![] });
+        for page in self.reach_pages(version, self.epoch()) {
+            let order = Some(self.begin_taken());
             self.call(Call::Reach { order }, page, actions);
         }
+    }
+
+    /// The log of this acting member begins here, or anew: what it says of earlier epochs than this goes. As
+    /// long as it does not say where it begins, it is not believed, so nobody waits for that.
+    pub(crate) fn begin_log(&mut self, version: Version, epoch: Epoch, actions: &mut Vec<Action>) {
+        for page in self.reach_pages(version, epoch) {
+            self.call(Call::Reach { order: None }, page, actions);
+        }
+    }
+
+    /// Returns what raises the reaches of all shards, and empties their logs up to there, and those of epochs
+    /// before this one.
+    fn reach_pages(&self, version: Version, epoch: Epoch) -> Vec<StoreRequest> {
+        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let begin = Version { epoch: epoch.max(Epoch::new(1)), counter: 0 };
+        let changes = |shard: Shard| {
+            let start = log_range(shard, Version::ZERO).0;
+            let kind = Kind::Log(LogKey { version: begin, page: None });
+            let end = log_range(shard, version).0.max(Key { shard, kind }.encode());
+            let cut = (start < end).then_some(Change::DeleteRange { start, end });
+            cut.into_iter().chain(reach_of(shard, version))
+        };
+        let shards: Vec<Shard> = self.shard_list().collect();
+        let page = |shards: &[Shard]| {
+            let records = shards.iter().copied().flat_map(changes).collect();
+            StoreRequest::Page(Page { pg, block_size, version, records, blocks: Vec::new() })
+        };
+        shards.chunks(REACHES_AT_ONCE).map(page).collect()
     }
 
     /// Handles the store's answer about the reach.
     pub(crate) fn on_reach_raised(
         &mut self,
-        order: u64,
+        order: Option<u64>,
         is_durable: bool,
         actions: &mut Vec<Action>,
     ) {
+        let Some(order) = order else { return };
         if !is_durable {
             return self.cannot_follow("the store has no room for how far its log goes", actions);
         }
@@ -213,7 +232,7 @@ impl Pg {
         let is_of_log = |log: &LogKey| {
             let is_put = matches!(change, Change::Put { .. });
             let is_its = |version| *log == LogKey { version, page: None };
-            is_put && batch.is_some_and(|version| is_its(version) || *log == LogKey::REACH)
+            is_put && batch.is_some_and(is_its)
         };
         let is_of_pg = match change {
             Change::Put { key, .. } | Change::Delete { key } => {
@@ -221,6 +240,7 @@ impl Pg {
                     let is_shared = match &key.kind {
                         Kind::Incomplete { .. } | Kind::Lost { .. } => false,
                         Kind::Log(log) => is_of_log(log),
+                        Kind::Reach(_) => batch.is_some(),
                         _ => true,
                     };
                     shards.contains(&key.shard) && is_shared

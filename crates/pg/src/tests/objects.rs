@@ -550,6 +550,44 @@ fn what_only_some_members_have_comes_to_all_or_to_none() {
     }
 }
 
+/// The first member lacks a batch that the other two have. The logs of some of these do not tell what it was.
+fn brought_forward_beside(without_log: &[usize], has_reach: bool) -> World {
+    let mut world = World::active(3);
+    world.set_members(&[1, 0, 2], &[]);
+    world.next_epoch_led_by(1);
+    while world.happen() {}
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    while world.happen_at_primary() {}
+    world.deliver_to(2);
+    while world.happen_at(2) {}
+    world.lose_messages();
+    for index in without_log {
+        match has_reach {
+            true => (0..4).for_each(|shard| world.osds[*index].store.cut_log(Shard::new(shard))),
+            false => world.osds[*index].store.forget_reaches(),
+        }
+    }
+    world.next_epoch_led_by(1);
+    while world.happen() {}
+    world
+}
+
+#[test]
+fn who_has_a_log_brings_others_forward_and_who_has_none_does_not() {
+    for has_reach in [false, true] {
+        for without_log in [&[][..], &[1], &[2]] {
+            let mut world = brought_forward_beside(without_log, has_reach);
+            assert!(world.failed.is_empty(), "{without_log:?}");
+            assert_eq!(world.osds[0].store.forward_count, 1);
+            world.end_all();
+            check(&world);
+        }
+        let world = brought_forward_beside(&[1, 2], has_reach);
+        assert_eq!(world.failed.iter().collect::<Vec<_>>(), [&0], "it is filled");
+        assert_eq!(world.osds[0].store.objects().len(), 0);
+    }
+}
+
 #[test]
 fn an_idle_pg_cuts_its_logs_and_forgets_tombstones() {
     let mut world = World::active(3);

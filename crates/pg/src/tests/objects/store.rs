@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ::objects::keys::{is_log, is_own};
 use ::objects::model::{Model, Models};
-use ::objects::{Head, HeadContent, Key, Kind, LogKey, Shard};
+use ::objects::{Head, HeadContent, Key, Kind, Shard};
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Epoch, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
@@ -171,6 +171,32 @@ impl Store {
     }
 
     fn apply(&mut self, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) {
+        let reaches = self.reaches();
+        self.apply_changes(records, blocks);
+        for (shard, reach) in reaches {
+            assert!(
+                self.reaches().get(&shard) >= Some(&reach),
+                "a log says that it goes back further"
+            );
+        }
+    }
+
+    /// Returns the reach of each shard that has one.
+    fn reaches(&self) -> BTreeMap<Shard, Version> {
+        let reach = |key: &Vec<u8>| match Key::decode(key).expect("a key") {
+            Key { shard, kind: Kind::Reach(version) } => Some((shard, version)),
+            _ => None,
+        };
+        self.records.keys().filter(|key| is_log(key)).filter_map(reach).collect()
+    }
+
+    /// The logs do not say how far back they go.
+    pub fn forget_reaches(&mut self) {
+        let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
+        self.records.retain(|key, _| !matches!(kind(key), Kind::Reach(_)));
+    }
+
+    fn apply_changes(&mut self, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) {
         for change in records {
             match change {
                 Change::Put { key, value } => {
@@ -321,15 +347,14 @@ impl Store {
     /// The log of a shard is gone, and says so.
     pub fn cut_log(&mut self, shard: Shard) {
         self.records.retain(|key, _| Shard::of_key(key) != shard || !is_log(key));
-        let Change::Put { key, value } = reach_of(shard, self.last) else { unreachable!() };
-        self.records.insert(key, value);
+        self.apply(reach_of(shard, self.last).into(), Vec::new());
     }
 
     /// Returns the number of log records.
     pub fn log_count(&self) -> usize {
         let is_log = |key: &&Vec<u8>| {
             let kind = Key::decode(key).expect("a key").kind;
-            matches!(kind, Kind::Log(log) if log != LogKey::REACH)
+            matches!(kind, Kind::Log(_))
         };
         self.records.keys().filter(is_log).count()
     }
@@ -386,7 +411,7 @@ impl Store {
                     let (_, object) = objects.get_mut(&name).expect("it has an object");
                     object.records.insert(key, value.clone());
                 }
-                Kind::Repeat { .. } | Kind::Log(_) => {}
+                Kind::Repeat { .. } | Kind::Log(_) | Kind::Reach(_) => {}
                 other => panic!("{other:?}"),
             }
         }

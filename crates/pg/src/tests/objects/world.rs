@@ -198,6 +198,30 @@ impl World {
         self.enter();
     }
 
+    /// Begins the next epoch with this primary. What was on its way is lost.
+    pub fn next_epoch_led_by(&mut self, primary: usize) {
+        let at = self.acting().iter().position(|index| *index == primary);
+        self.entry.primary = Position::new(at.expect("it is acting") as u8);
+        self.enter();
+    }
+
+    /// What the primary sent to a member arrives there.
+    pub fn deliver_to(&mut self, to: usize) {
+        let from = self.primary();
+        while self.links.get(&(from, to)).is_some_and(|queue| !queue.is_empty()) {
+            self.deliver(from, to);
+        }
+    }
+
+    /// Lets the store of a member answer. Returns false if it has nothing to answer.
+    pub fn happen_at(&mut self, index: usize) -> bool {
+        let is_open = self.osds[index].store.open_count() > 0;
+        if is_open {
+            self.answer(index);
+        }
+        is_open
+    }
+
     /// A member, perhaps the primary, takes no part any more. Returns false if it is the last one.
     pub fn lose_member(&mut self, index: usize) -> bool {
         let mut members = self.acting();
