@@ -6,11 +6,13 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use client::objects::{Field, Listing, Name, ObjectChange, ObjectPool, ObjectSteps, StepResult};
 use client::{Client, Config, block_on};
 use serde_json::{Value, json};
 
+use crate::fio::Fio;
 use crate::harness::{Cluster, Directory, run, wait_for};
 
 /// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
@@ -264,50 +266,98 @@ fn a_counter_of_many_clients_counts_each_addition_once() {
     assert_eq!(sums, (1..=400).collect::<Vec<i64>>());
 }
 
-#[test]
-fn what_was_answered_is_there_after_kill_minus_nine() {
-    let cluster = with_objects("object-kill", "1");
-    for round in 0..3u64 {
-        let is_over = AtomicBool::new(false);
-        let answered = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| {
-                let pool = open(&cluster);
-                let mut answered = Vec::new();
-                for number in 0u64.. {
-                    if is_over.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let name = Name::new(format!("{round} {number}").as_bytes()).expect("short");
-                    // Data in the head, or in blocks; and a record beside it.
-                    let size = if number.is_multiple_of(7) { 100_000 } else { 300 };
-                    let value = number.to_le_bytes().repeat(size / 8);
-                    let record = Field::Record(b"number".to_vec());
-                    let changes = vec![
-                        ObjectChange::Put(value),
-                        ObjectChange::Set(record, number.to_le_bytes().to_vec()),
-                    ];
-                    block_on(pool.change(&name, changes)).expect("a client waits for its OSD");
-                    answered.push((name, number, size));
-                }
-                answered
-            });
-            std::thread::sleep(std::time::Duration::from_millis(400 + 300 * round));
-            cluster.kill("osd", 1);
-            // `up` starts it again. What waits for it is answered then.
-            cluster.wait_active();
-            is_over.store(true, Ordering::Relaxed);
-            writer.join().expect("no panic")
-        });
-        assert!(answered.len() > 20, "{}", answered.len());
-        let pool = open(&cluster);
-        for (name, number, size) in answered {
-            let (stat, data) = block_on(pool.get(&name)).expect("readable").expect("it is there");
-            assert_eq!((stat.size, stat.is_partial), ((size / 8 * 8) as u64, false));
-            assert!(data == number.to_le_bytes().repeat(size / 8), "{name:?}");
-            let values = block_on(pool.values(&name, &[Field::Record(b"number".to_vec())]));
-            assert_eq!(values.expect("readable"), [Some(number.to_le_bytes().to_vec())]);
+/// What a client was told of its changes: objects by number, each with its size, or none if it was removed; and the
+/// sum of a counter.
+#[derive(Default)]
+struct Told {
+    objects: BTreeMap<u64, Option<usize>>,
+    sum: i64,
+}
+
+impl Told {
+    fn name(number: u64) -> Name {
+        Name::new(format!("told {number}").as_bytes()).expect("short")
+    }
+
+    fn fields() -> [Field; 2] {
+        [Field::Record(b"number".to_vec()), Field::Attribute(b"number".to_vec())]
+    }
+
+    fn value(number: u64, size: usize) -> Vec<u8> {
+        number.to_le_bytes().repeat(size / 8)
+    }
+
+    /// Puts an object with a record and an attribute, and adds to the counter; some objects are removed again.
+    fn change(&mut self, pool: &ObjectPool, number: u64) {
+        let waits = "a client waits for its OSDs";
+        let (name, bytes) = (Told::name(number), number.to_le_bytes().to_vec());
+        // Data in the head, or in blocks.
+        let size = if number.is_multiple_of(7) { 100_000 } else { 304 };
+        let sets = Told::fields().map(|field| ObjectChange::Set(field, bytes.clone()));
+        let put = ObjectChange::Put(Told::value(number, size));
+        let changes = [put].into_iter().chain(sets).collect();
+        block_on(pool.change(&name, changes)).expect(waits);
+        self.objects.insert(number, Some(size));
+        let counter = Name::new(b"counter").expect("short");
+        let add = ObjectChange::Add(Field::Record(b"sum".to_vec()), 1);
+        let executed = block_on(pool.change(&counter, vec![add])).expect(waits);
+        self.sum += 1;
+        assert_eq!(executed.results, [StepResult::Sum(self.sum)], "each is counted once");
+        if number.is_multiple_of(5) {
+            block_on(pool.change(&name, vec![ObjectChange::Remove])).expect(waits);
+            self.objects.insert(number, None);
         }
     }
+
+    fn check(&self, pool: &ObjectPool) {
+        for (number, size) in &self.objects {
+            let name = Told::name(*number);
+            let found = block_on(pool.get(&name)).expect("readable");
+            let Some(size) = size else {
+                assert!(found.is_none(), "{name:?} was removed");
+                continue;
+            };
+            let (stat, data) = found.expect("it is there");
+            assert_eq!((stat.size, stat.is_partial), (*size as u64, false));
+            assert!(data == Told::value(*number, *size), "{name:?}");
+            let values = block_on(pool.values(&name, &Told::fields())).expect("readable");
+            let bytes = Some(number.to_le_bytes().to_vec());
+            assert_eq!(values, [bytes.clone(), bytes]);
+        }
+    }
+}
+
+#[test]
+fn what_was_answered_is_there_after_kill_minus_nine_beside_a_volume() {
+    let cluster = with_objects_on("object-kill", "3", "2");
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    cluster.wait_clean();
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 48 << 20, 43, 4 << 20);
+    fio.wait_written(1 << 20);
+    let (is_over, mut told) = (AtomicBool::new(false), Told::default());
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let pool = open(&cluster);
+            for number in (0u64..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                told.change(&pool, number);
+            }
+        });
+        for (round, killed) in [&[1][..], &[2], &[3, 1], &[1, 2, 3]].into_iter().enumerate() {
+            std::thread::sleep(Duration::from_millis(300 + 200 * round as u64));
+            killed.iter().for_each(|osd| cluster.kill("osd", *osd));
+            // `up` starts them again. What waits for them is answered then.
+            cluster.wait_clean();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writer.join().expect("no panic");
+    });
+    assert!(told.objects.len() > 40, "{}", told.objects.len());
+    told.check(&open(&cluster));
+    assert!(fio.verified_bytes() > 0);
+    // Each copy alone has all of it.
+    cluster.run(&["osd", "stop", "1"]);
+    cluster.wait_active();
+    told.check(&open(&cluster));
 }
 
 #[test]
