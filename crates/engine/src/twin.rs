@@ -201,6 +201,11 @@ impl Twin {
         copy
     }
 
+    /// Returns the families that there are.
+    pub fn families(&self) -> impl Iterator<Item = PoolId> {
+        self.families.keys().copied()
+    }
+
     /// Returns the records of a family as reads see them, without the damaged ones; none if there is no such
     /// family.
     pub fn records(&self, family: PoolId) -> impl Iterator<Item = (&[u8], &[u8])> {

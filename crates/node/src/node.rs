@@ -23,7 +23,7 @@ use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::engine::EngineEvent;
-use format::wire::{ListedBlock, Member, Message, PeerBody};
+use format::wire::{Activation, ListedBlock, Member, Message, PeerBody};
 use pg::{Action, Finding, FixRequest, Listing, Pg, ScrubEvent, ScrubNote, SlowDisks};
 
 use crate::cluster_view::ClusterView;
@@ -543,6 +543,13 @@ impl Node {
     pub fn scrubs(&self) -> impl Iterator<Item = (PgId, &ScrubNote)> {
         let known = self.pgs.iter().filter(|(_, pg)| pg.knows_scrubs());
         known.map(|(_, pg)| (pg.id(), pg.scrub_note()))
+    }
+
+    /// Returns the newest activation of a PG that this OSD has recorded as an acting member.
+    pub fn activation(&self, pg: PgId) -> Option<Activation> {
+        let record = self.pgs.get(pg)?.record()?;
+        record.entry.acting_member(self.identity.osd)?;
+        record.history.last().copied()
     }
 
     /// Sets the time of day, in milliseconds since 1970. Only the schedule of scrubs uses it, and what

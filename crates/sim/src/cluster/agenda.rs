@@ -73,6 +73,10 @@ pub enum Item {
     OsdTurn(usize),
     /// A client's users issue operations.
     ClientTurn(usize),
+    /// A client's users of the object pool issue operations.
+    ObjectTurn(usize),
+    /// The object pool is created.
+    CreateObjectPool,
     /// The operator decides on the next command.
     OperatorTurn,
     /// A process starts.
@@ -114,11 +118,12 @@ impl Item {
             Item::State(StateStep::Tell((index, _), _)) | Item::MonitorEnds(index) => {
                 Some(Process::Monitor(*index))
             }
-            Item::ClientTurn(index) => Some(Process::Client(*index)),
+            Item::ClientTurn(index) | Item::ObjectTurn(index) => Some(Process::Client(*index)),
             Item::Net(_)
             | Item::Arrive(_)
             | Item::State(StateStep::Reach { .. } | StateStep::EndLeases)
             | Item::OperatorTurn
+            | Item::CreateObjectPool
             | Item::Start(_)
             | Item::Heal(..)
             | Item::Crash(_)

@@ -5,7 +5,7 @@ use super::watch::CONSEQUENCES;
 use crate::tally::Tally;
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 20] = [
+pub const OPERATIONS: [&str; 24] = [
     "read",
     "write",
     "unaligned write",
@@ -26,6 +26,10 @@ pub const OPERATIONS: [&str; 20] = [
     "pool remove",
     "state recover",
     "state undo",
+    "object pool create",
+    "object change",
+    "object change sent again",
+    "object read",
 ];
 
 /// Faults that are injected, and events that follow from them.

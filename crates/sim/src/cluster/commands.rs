@@ -9,6 +9,8 @@ use format::door::{NetEffect, NetEvent};
 use format::wire::{Member, Message, PgEntry};
 use serde_json::Value;
 
+use super::object_plan::OBJECT_POOL;
+use super::object_users::PoolStage;
 use super::operator::Job;
 use super::osd::Osd;
 use super::process::{Process, monitor_address};
@@ -50,6 +52,9 @@ impl World {
             self.operator.do_first(Job::FindSuspect);
         }
         let job = self.operator.jobs[0].clone();
+        if matches!(job, Job::CreateObjectPool) && !self.all_have_joined() {
+            return Ok(());
+        }
         if matches!(job, Job::FindLost) {
             self.operator.finish_job();
             let lost = self.pgs_that_wait_for_lost_members();
@@ -69,6 +74,16 @@ impl World {
             .expect("a command is plain data");
         let message = Message::Control(text);
         self.net_effect(Process::Operator, NetEffect::Send { connection, message })
+    }
+
+    /// Returns whether the state names all OSDs as up, with their sizes: then the object pool is created.
+    fn all_have_joined(&self) -> bool {
+        let of_osds = self.state.entries().filter(|entry| entry.key.starts_with("osd/"));
+        let values = of_osds.filter_map(|entry| serde_json::from_str::<Value>(&entry.value).ok());
+        let is_up = |value: &Value| {
+            value["up"] == true && value["size_bytes"].as_u64().is_some_and(|size| size > 0)
+        };
+        values.filter(is_up).count() == self.osds.len()
     }
 
     /// Plans the next change of a volume, a setting or an OSD.
@@ -138,9 +153,9 @@ impl World {
         };
         let waits = |entry: &&PgEntry| {
             let lost = entry.acting().filter(is_lost).count();
-            lost > 0 && entry.acting_count() - lost < self.plan.min_size as usize
+            lost > 0 && entry.acting_count() - lost < self.watch.min_size(entry.pg.pool)
         };
-        self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
+        self.watch.all_entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
     /// Plans to mark an OSD as out, or, if one is out, to bring it back in. Enough OSDs stay in to
@@ -196,6 +211,11 @@ impl World {
                 block_size: Some(self.plan.block_size),
                 objects: None,
             },
+            Job::CreateObjectPool => {
+                let pool = self.objects.as_mut()?;
+                pool.stage = PoolStage::Asked;
+                pool.plan.create()
+            }
             Job::Create(volume) => Command::VolumeCreate {
                 volume: self.volumes[*volume].name.clone(),
                 size: self.volumes[*volume].units * UNIT_SIZE,
@@ -235,6 +255,10 @@ impl World {
                 value: Some(milliseconds.to_string()),
             },
             Job::RemovePool => Command::PoolRemove { pool: "default".to_string(), accepted: false },
+            Job::RemoveObjectPool => {
+                self.objects.as_mut()?.stage = PoolStage::Gone;
+                Command::PoolRemove { pool: OBJECT_POOL.to_string(), accepted: true }
+            }
             Job::FindSuspect => Command::PgList { pool: None },
             Job::FindLost => unreachable!("it asks nobody"),
             Job::GiveUpMembers(pg) => {
@@ -307,6 +331,12 @@ impl World {
                 self.create_osd(index, id)?;
             }
             (Job::CreatePool, Ok(_)) => {}
+            (Job::CreateObjectPool, Ok(_)) => self.object_pool_created(),
+            (Job::CreateObjectPool, Err(failure)) if failure.code == "exists" && !first_try => {
+                self.object_pool_created();
+            }
+            (Job::RemoveObjectPool, Ok(_)) => {}
+            (Job::RemoveObjectPool, Err(failure)) if failure.code == "not_found" && !first_try => {}
             (Job::CreatePool, Err(failure)) if failure.code == "exists" && !first_try => {}
             (Job::Create(volume), result) => match result {
                 Ok(answer) => {
@@ -384,9 +414,15 @@ impl World {
             (Job::FindSuspect, Ok(answer)) => {
                 self.operator.finish_job();
                 let rows = answer.as_array().ok_or_else(|| format!("pg ls: {answer}"))?;
+                let is_of_volumes = |row: &&Value| row["pool"] == PoolId::FIRST.get();
                 let waits =
                     |row: &&Value| row["why"].as_str().is_some_and(|why| why.contains("give-up"));
-                for number in rows.iter().filter(waits).filter_map(|row| row["number"].as_u64()) {
+                for number in rows
+                    .iter()
+                    .filter(is_of_volumes)
+                    .filter(waits)
+                    .filter_map(|row| row["number"].as_u64())
+                {
                     self.operator.jobs.push_front(Job::GiveUp(number as u32));
                 }
                 return Ok(());
@@ -497,6 +533,13 @@ impl World {
         self.operator.jobs.insert(1, Job::AwaitTasks);
     }
 
+    fn object_pool_created(&mut self) {
+        self.tally.operations.add("object pool create", 1);
+        if let Some(pool) = &mut self.objects {
+            pool.stage = PoolStage::There;
+        }
+    }
+
     fn pool_removed(&mut self) {
         self.tally.operations.add("pool remove", 1);
     }
@@ -527,6 +570,9 @@ impl World {
         let removes_pool = self.work.chance(Chance::percent(50));
         if removes_pool {
             self.operator.jobs.push_back(Job::RemovePool);
+        }
+        if self.objects.is_some() {
+            self.operator.jobs.push_back(Job::RemoveObjectPool);
         }
         self.operator.jobs.push_back(Job::AwaitTasks);
         if removes_pool || !self.operator.gave_up {

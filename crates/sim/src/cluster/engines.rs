@@ -1,7 +1,7 @@
 //! The engine of each OSD that has one: the twin of RocksDB. It loses, at a crash, any suffix of what it did not
 //! flush; it carries out requests in any order that the door allows.
 
-use base::Duration;
+use base::{Duration, PoolId};
 use blockstore::{EngineFound, StoreId};
 use engine::{EngineEffect, EngineEvent, Identity, Twin};
 use node::Engine;
@@ -49,9 +49,29 @@ impl OsdEngine {
         }
     }
 
+    /// Returns whether it holds records of any pool.
+    pub fn has_families(&self) -> bool {
+        self.twin.as_ref().is_some_and(|(_, twin)| twin.families().next().is_some())
+    }
+
+    /// Returns its records of a pool.
+    pub fn records(&self, pool: PoolId) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.twin.iter().flat_map(move |(_, twin)| twin.records(pool))
+    }
+
     fn submit(&mut self, effect: EngineEffect) {
         let (_, twin) = self.twin.as_mut().expect("only an OSD that has it asks it");
         twin.submit(effect, &mut |end| self.random.below(end));
+    }
+
+    /// Carries out a request at once. Returns what the engine says.
+    pub fn carry_out(&mut self, effect: EngineEffect) -> Vec<EngineEvent> {
+        self.submit(effect);
+        let (_, twin) = self.twin.as_mut().expect("it was asked for something");
+        while twin.step(&mut |end| self.random.below(end)) {}
+        let mut events = Vec::new();
+        twin.take_events(&mut events);
+        events
     }
 
     /// Lets the engine do something. Returns what it says.
@@ -69,13 +89,19 @@ impl OsdEngine {
 
 impl World {
     /// Hands a request to the engine of an OSD.
-    pub(super) fn submit_to_engine(&mut self, index: usize, effect: EngineEffect) {
+    pub(super) fn submit_to_engine(
+        &mut self,
+        index: usize,
+        effect: EngineEffect,
+    ) -> Result<(), String> {
+        self.note_executed(index, &effect)?;
         self.osds[index].engine.submit(effect);
         // It takes effect, and then its event is told.
         for _ in 0..2 {
             let after = 1 + self.osds[index].engine.random.below(LATENCY * 2);
             self.schedule(Duration::from_nanos(after), Item::Engine(index));
         }
+        Ok(())
     }
 
     /// Lets the engine of an OSD do something.

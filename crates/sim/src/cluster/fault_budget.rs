@@ -108,12 +108,12 @@ impl World {
         if self.agreed_leader().is_none() {
             return Some("monitors do not agree on who leads".to_string());
         }
-        let lack = self.watch.entries().find_map(|entry| {
+        let lack = self.watch.all_entries().find_map(|entry| {
             let runs = |member: &format::wire::Member| {
                 let index = self.index_of(member.osd);
                 index.is_some_and(|index| self.osds[index].incarnation == member.incarnation)
             };
-            let is_whole = entry.acting_count() == self.plan.position_count() as usize
+            let is_whole = entry.acting_count() == self.watch.copies(entry.pg.pool)
                 && entry.learners.is_empty()
                 && entry.primary.is_some()
                 && entry.acting().all(runs);
@@ -163,7 +163,7 @@ impl World {
         }
         let Some(id) = self.osds[index].id else { return false };
         self.domain_of(index) == self.faults.rot_domain
-            && self.watch.entries().all(|entry| {
+            && self.watch.all_entries().all(|entry| {
                 let members = entry.members();
                 let concerns = members.clone().any(|member| member.osd == id);
                 let others = entry.acting().filter(|member| member.osd != id).count();

@@ -322,6 +322,7 @@ impl World {
             Process::Client(index) => {
                 self.fault("client killed");
                 self.clients[index].die();
+                self.object_user_died(index);
                 self.note_left(|(client, _)| client == index);
             }
             Process::Operator => return Err("nobody kills the operator".into()),
@@ -384,6 +385,7 @@ impl World {
                 let pool = self.pool.clone();
                 self.clients[index].start(&self.plan, pool);
                 self.schedule(Duration::from_millis(1), Item::ClientTurn(index));
+                self.object_user_starts(index);
                 Ok(())
             }
             Process::Operator => Ok(()),

@@ -10,7 +10,10 @@ use base::hash::pg_of_hash;
 use base::{BufferPool, PgId, PoolId, Position, Time, Version};
 use blockstore::{Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Store};
 use format::wire::{Content, PgEntry};
+use objects::keys::is_own;
+use objects::{Key, Shard};
 
+use super::engines::OsdEngine;
 use super::osd::Osd;
 use super::process::Process;
 use super::world::World;
@@ -62,11 +65,15 @@ impl World {
     pub(super) fn compare_members(&mut self, listed: &BTreeSet<BlockKey>) -> Result<(), String> {
         self.stop_all_osds()?;
         let mut holdings = BTreeMap::new();
+        let mut objects = BTreeMap::new();
         for index in 0..self.osds.len() {
             if let Some(id) = self.osds[index].id.filter(|_| !self.osds[index].is_gone) {
-                holdings.insert(id, self.read_store(index)?);
+                let (of_volumes, of_objects) = self.read_store(index)?;
+                holdings.insert(id, of_volumes);
+                objects.insert(id, of_objects);
             }
         }
+        self.compare_objects(objects)?;
         for entry in self.watch.entries() {
             match self.plan.scheme.is_whole_everywhere() {
                 true => compare(entry, listed, &mut holdings)?,
@@ -89,6 +96,39 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the members of each PG of the object pool hold the same, and nobody else anything.
+    fn compare_objects(
+        &self,
+        mut holdings: BTreeMap<base::OsdId, BTreeMap<u32, ObjectHolding>>,
+    ) -> Result<(), String> {
+        for entry in self.watch.all_entries().filter(|entry| entry.pg.pool != PoolId::FIRST) {
+            let mut first: Option<(base::OsdId, ObjectHolding)> = None;
+            for member in entry.acting() {
+                let holding = holdings.get_mut(&member.osd);
+                let holding = holding.and_then(|pgs| pgs.remove(&entry.pg.number));
+                let holding = holding.unwrap_or_default();
+                match &first {
+                    None => first = Some((member.osd, holding)),
+                    Some((other, first)) if *first != holding => {
+                        let what = first.difference(&holding);
+                        return Err(format!(
+                            "members of {} differ: {other} and {} in {what}",
+                            entry.pg, member.osd
+                        ));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        let mut strays = holdings.iter().flat_map(|(osd, pgs)| pgs.keys().map(move |pg| (osd, pg)));
+        match strays.next() {
+            Some((osd, pg)) => {
+                Err(format!("{osd} is no member of PG {pg} of objects, but has some"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Checks that the parts of each stripe at the members of a PG form a code word, and that scrubs left
@@ -139,13 +179,16 @@ impl World {
     }
 
     /// Returns the data in an OSD's store, by PG number.
-    fn read_store(&mut self, index: usize) -> Result<BTreeMap<u32, Holding>, String> {
+    fn read_store(&mut self, index: usize) -> Result<OfStore, String> {
+        let object_pool = self.watch.all_entries().map(|entry| entry.pg.pool).max();
+        let object_pool = object_pool.filter(|pool| *pool != PoolId::FIRST);
+        let shape = self.objects.as_ref().map(|pool| pool.history.shape()).zip(object_pool);
         let pg_count = self.plan.pg_count;
         let settings = Osd::store_settings(&self.plan);
         let keeps_data = !self.plan.scheme.is_whole_everywhere();
         let osd = &mut self.osds[index];
         let disk = osd.disk.as_mut().expect("it was created");
-        let mut reader = Reader::open(disk, settings, &self.pool, self.now)
+        let mut reader = Reader::open((disk, &mut osd.engine), settings, &self.pool, self.now)
             .map_err(|reason| format!("osd {index} does not open again: {reason}"))?;
         let holding_of = |number| {
             let floor = reader.store.facts(PgId { pool: PoolId::FIRST, number }).floor;
@@ -164,8 +207,51 @@ impl World {
             let holding = pgs.get_mut(&pg_of_hash(key.hash, pg_count)).expect("one of the pool's");
             holding.blocks.insert(key, block);
         }
+        let mut objects: BTreeMap<u32, ObjectHolding> = BTreeMap::new();
+        if let Some(((pg_count, shard_count), pool)) = shape {
+            for (key, value) in reader.engine.records(pool).filter(|(key, _)| !is_own(key)) {
+                let pg = u32::from(Shard::of_key(key).get()) / (shard_count / pg_count);
+                let holding = objects.entry(pg).or_default();
+                holding.records.insert(key.to_vec(), value.to_vec());
+            }
+            let listed: Vec<BlockKey> =
+                reader.store.blocks(pool, 0, u32::MAX, None).map(|(key, ..)| key).collect();
+            for key in listed {
+                let holding = objects.entry(pg_of_hash(key.hash, pg_count)).or_default();
+                let block = reader.block(key, false)?;
+                holding.blocks.insert(key, (block.version, block.units));
+            }
+        }
         disk.crash(Crash::Process, &mut self.medium);
-        Ok(pgs)
+        osd.engine.crash();
+        Ok((pgs, objects))
+    }
+}
+
+/// What a store has of volumes, and of objects, by PG number.
+type OfStore = (BTreeMap<u32, Holding>, BTreeMap<u32, ObjectHolding>);
+
+/// What one store has of a PG of objects, but for what is a member's own.
+#[derive(Default, PartialEq, Eq)]
+struct ObjectHolding {
+    records: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The version of each block, and the checksums of its units.
+    blocks: BTreeMap<BlockKey, (Version, Option<BTreeMap<usize, u32>>)>,
+}
+
+impl ObjectHolding {
+    /// Returns where two of them differ first; for people.
+    fn difference(&self, other: &ObjectHolding) -> String {
+        let keys: BTreeSet<&Vec<u8>> = self.records.keys().chain(other.records.keys()).collect();
+        let key = keys.into_iter().find(|key| self.records.get(*key) != other.records.get(*key));
+        if let Some(key) = key {
+            let values = (self.records.get(key), other.records.get(key));
+            return format!("{:?}: {values:?}", Key::decode(key));
+        }
+        let keys: BTreeSet<&BlockKey> = self.blocks.keys().chain(other.blocks.keys()).collect();
+        let key = keys.into_iter().find(|key| self.blocks.get(*key) != other.blocks.get(*key));
+        let key = key.expect("they differ");
+        format!("{key:?}: {:?}", (self.blocks.get(key), other.blocks.get(key)))
     }
 }
 
@@ -220,6 +306,7 @@ fn compare(
 /// A store that is read on its own, on an infinitely fast disk.
 struct Reader<'a> {
     disk: &'a mut SimDisk,
+    engine: &'a mut OsdEngine,
     store: Store,
     random: Random,
     now: Time,
@@ -229,16 +316,21 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn open(
-        disk: &'a mut SimDisk,
+        (disk, engine): (&'a mut SimDisk, &'a mut OsdEngine),
         settings: blockstore::Settings,
         pool: &BufferPool,
         now: Time,
     ) -> Result<Reader<'a>, String> {
         let mut effects = Vec::new();
-        let store = Store::open(settings, pool.clone(), disk.size(), &mut effects);
+        let found = match engine.open() {
+            node::Engine::Open(found) => Some(found),
+            _ => None,
+        };
+        let size = (disk.size(), found);
+        let store = Store::open_with(settings, pool.clone(), size, &mut effects);
         let random = Random::new(0, "reader");
         let effects = effects.into();
-        let mut reader = Reader { disk, store, random, now, effects, request_last: 0 };
+        let mut reader = Reader { disk, engine, store, random, now, effects, request_last: 0 };
         match reader.next_effect()? {
             Effect::Opened => Ok(reader),
             Effect::Stopped { reason } => Err(reason),
@@ -254,6 +346,10 @@ impl<'a> Reader<'a> {
                     let op = self.disk.submit(effect);
                     let event = self.disk.complete(op, None, &mut self.random);
                     self.apply(Event::Disk(event));
+                }
+                Some(Effect::Engine(effect)) => {
+                    let events = self.engine.carry_out(effect);
+                    events.into_iter().for_each(|event| self.apply(Event::Engine(event)));
                 }
                 Some(effect) => return Ok(effect),
                 None => return Err("the store waits for nothing".to_string()),

@@ -12,6 +12,8 @@ pub enum Job {
     CreateOsd(usize),
     /// Creates the pool.
     CreatePool,
+    /// Creates the object pool.
+    CreateObjectPool,
     /// Creates a volume.
     Create(usize),
     /// Removes a volume.
@@ -24,6 +26,8 @@ pub enum Job {
     Set(Setting, u64),
     /// Removes the pool.
     RemovePool,
+    /// Removes the object pool, with all objects.
+    RemoveObjectPool,
     /// Searches for suspect PGs that wait for the operator.
     FindSuspect,
     /// Accepts the loss of a suspect PG.

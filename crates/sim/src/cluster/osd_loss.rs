@@ -117,7 +117,7 @@ impl World {
     fn is_acting(&self, index: usize) -> bool {
         let id = self.osds[index].id;
         let is_it = |member: &format::wire::Member| Some(member.osd) == id;
-        self.watch.entries().any(|entry| entry.acting().any(is_it))
+        self.watch.all_entries().any(|entry| entry.acting().any(is_it))
     }
 
     fn what_is_not_served(&self) -> Option<String> {

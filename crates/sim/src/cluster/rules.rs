@@ -168,7 +168,7 @@ impl World {
         let reply = match message {
             Message::Request(request) => {
                 self.requests.on_sent(request);
-                return Ok(());
+                return self.note_mutation(request);
             }
             Message::Reply(reply) => reply,
             Message::Control(_) | Message::Peer(_) | Message::Lease(_) => return Ok(()),
@@ -178,7 +178,7 @@ impl World {
         let (Some(named), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
         let (pg, epoch) = (named.pg, named.epoch);
         self.session_served(pg, reply.session);
-        if let Outcome::Read { .. } = outcome {
+        if let Outcome::Read { .. } | Outcome::Looked { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
             self.watch.judge_read(index, pg, epoch, now, index_of)?;
         }

@@ -23,6 +23,8 @@ const MEAN_MIN: u64 = 6_000_000;
 /// Within this time, the monitor must have noticed that a disk became slow, or fast again: twice
 /// `SLOWER_MS`, and the report intervals at both ends.
 const NOTICED_WITHIN: Duration = Duration::from_secs(20);
+/// PGs of objects that are idle have been cleaned after this time.
+const HOUSEKEEPING_ENDS: Duration = Duration::from_secs(5);
 /// The longest time for which the disk is slow in the scenario.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 /// The pause between two operations of the scenario.
@@ -137,6 +139,10 @@ impl World {
         self.operator.jobs.push_back(setting(Setting::DiskSlower, SLOWER_MS));
         self.operator.jobs.push_back(setting(Setting::OsdReport, REPORT_MS));
         self.wait("a setting cannot be set", |world| world.operator.jobs.is_empty())?;
+        if self.objects.is_some() {
+            // The logs of objects are cut meanwhile: that is no work that goes on.
+            self.work_for(attached, HOUSEKEEPING_ENDS, |_| false)?;
+        }
         // Pick the disk with the most work: the monitor has latencies of this disk and of its peers.
         let before: Vec<u64> = self.osds.iter().map(|osd| osd.operation_count).collect();
         self.work_for(attached, Duration::from_secs(2), |_| false)?;

@@ -397,13 +397,22 @@ impl World {
         match effect {
             Effect::Net(effect) => self.net_effect(Process::Client(index), effect),
             Effect::Trace(_) => unreachable!("taken by who applied the event"),
-            Effect::Opened { volume, result } => self.opened(index, volume, result),
+            Effect::Opened { volume, result } => {
+                match self.objects_opened(index, volume, &result)? {
+                    true => Ok(()),
+                    false => self.opened(index, volume, result),
+                }
+            }
+            Effect::Closed { volume } if self.objects_closed(index, volume) => Ok(()),
             Effect::Closed { volume } => {
                 self.clients[index].attached.remove(&volume);
                 self.note_left(|owner| owner == (index, volume.0));
                 Ok(())
             }
             Effect::Done { id, result } => {
+                if self.objects_answered(index, id, &result)? {
+                    return Ok(());
+                }
                 let open = self.clients[index]
                     .open
                     .remove(&id)

@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, Epoch, ImageId, OsdId, PgId, Scheme, Time, Version};
+use base::{Duration, Epoch, ImageId, OsdId, PgId, PoolId, Scheme, Time, Version};
 use cluster::message::{FromMonitor, ToMonitor};
 use format::disk::BlockKey;
 use format::wire::{
@@ -86,8 +86,8 @@ pub struct Watch {
     monitors_run_from: Time,
     /// When the newest of `entries` was first sent.
     changed_at: Time,
-    /// The number of copies in the pool.
-    copies: u32,
+    /// The number of members that PGs of each pool should have, and their minimum.
+    pools: BTreeMap<PoolId, (usize, usize)>,
     /// Epochs in which no tombstone may be dropped, each with the floor at its start.
     floors: BTreeMap<(PgId, Epoch), Version>,
     /// All entries and lease grants seen.
@@ -137,9 +137,43 @@ impl Watch {
         watch
     }
 
-    /// Returns the newest entry of each PG.
+    /// Returns the newest entry of each PG of the pool of volumes.
     pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
+        self.all_entries().filter(|entry| entry.pg.pool == PoolId::FIRST)
+    }
+
+    /// Returns the newest entry of each PG of all pools.
+    pub fn all_entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.entries.values()
+    }
+
+    /// Returns the number of members that PGs of a pool should have.
+    pub fn copies(&self, pool: PoolId) -> usize {
+        self.pools.get(&pool).map_or(0, |(copies, _)| *copies)
+    }
+
+    /// Returns the minimum size of a pool.
+    pub fn min_size(&self, pool: PoolId) -> usize {
+        self.pools.get(&pool).map_or(0, |(_, min_size)| *min_size)
+    }
+
+    /// Records what an epoch of a PG adopted, as its primary's record says: one that is alone tells nobody.
+    pub fn adopts(&mut self, pg: PgId, epoch: Epoch, adopted: Version) -> Result<(), String> {
+        match *self.adopted.entry((pg, epoch)).or_insert(adopted) {
+            known if known == adopted => Ok(()),
+            known => Err(format!("epoch {epoch} of {pg} adopts {adopted} and {known}")),
+        }
+    }
+
+    /// Returns whether a version of a PG of the object pool was adopted by the epochs that followed its own.
+    pub fn is_kept(&self, number: u32, version: Version) -> bool {
+        let later = |(pg, epoch): &(PgId, Epoch)| {
+            let is_of_pg = pg.pool != PoolId::FIRST && pg.number == number;
+            // What learners are filled with while members are lost adopts nothing.
+            is_of_pg && *epoch > version.epoch && !self.bereft.contains(&(*pg, *epoch))
+        };
+        let mut adopted = self.adopted.iter().filter(|(at, _)| later(at));
+        adopted.next().is_none_or(|(_, adopted)| version <= *adopted)
     }
 
     /// Returns whether a learner was sent units of an image marked as damaged, because no acting member
@@ -182,7 +216,8 @@ impl Watch {
         }
         for pool in delta.pools {
             let min_size = pool.pool.min_size as usize;
-            self.copies = pool.pool.scheme.position_count();
+            let copies = pool.pool.scheme.position_count() as usize;
+            self.pools.insert(pool.pool.id, (copies, min_size));
             for entry in pool.pgs {
                 let known = self.entries.get(&entry.pg);
                 let epoch = known.map_or(Epoch::ZERO, |known| known.epoch);
@@ -215,7 +250,7 @@ impl Watch {
                     self.grants.entry_told(&entry);
                     ends_epoch = true;
                     self.withdrawal_count += u64::from(entry.acting_count() < before);
-                    let is_full = entry.acting_count() >= self.copies as usize;
+                    let is_full = entry.acting_count() >= self.copies(entry.pg.pool);
                     self.has_moved |= is_full && !entry.learners.is_empty();
                     self.changed_at = now;
                 }
@@ -242,7 +277,7 @@ impl Watch {
                 entry.primary_osd().and_then(&index_of).and_then(|it| self.reports.get(&it));
             report.is_some_and(|(at, pgs)| *at > self.changed_at && pgs.contains(&entry.pg))
         };
-        let entry = self.entries().find(|entry| !is_served(entry))?;
+        let entry = self.all_entries().find(|entry| !is_served(entry))?;
         Some(format!("its primary does not report to serve {entry:?}"))
     }
 
@@ -418,7 +453,7 @@ impl Watch {
     /// Returns whether an epoch, if it is the PG's newest, has missing members or learners.
     fn is_short(&self, pg: PgId, epoch: Epoch) -> bool {
         let entry = self.entries.get(&pg).filter(|entry| entry.epoch == epoch);
-        let copies = self.copies as usize;
+        let copies = self.copies(pg.pool);
         entry.is_some_and(|entry| entry.acting_count() < copies || !entry.learners.is_empty())
     }
 
@@ -615,7 +650,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use base::{BlockSize, Incarnation, MapRevision, PoolId, Scheme, StripeIndex};
+    use base::{BlockSize, Incarnation, MapRevision, Scheme, StripeIndex};
     use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta, PoolKind};
     use format::wire::Member;
 

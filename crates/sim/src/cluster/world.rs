@@ -15,6 +15,8 @@ use super::drill::Drill;
 use super::fault_state::FaultState;
 use super::monitor::MonitorProcess;
 use super::net::{EndId, Net, Wake};
+use super::object_plan::ObjectPlan;
+use super::object_users::ObjectPool;
 use super::operator::{Job, Operator};
 use super::osd::{DiskWork, Osd};
 use super::plan::{Faults, Plan, Pools};
@@ -76,6 +78,7 @@ pub struct World {
     pub(super) clients: Vec<Client>,
     pub(super) operator: Operator,
     pub(super) volumes: Vec<Volume>,
+    pub(super) objects: Option<ObjectPool>,
     pub(super) agenda: Agenda,
     pub(super) now: Time,
     stage: Stage,
@@ -100,7 +103,8 @@ enum Stage {
 impl World {
     /// Returns a cluster before its processes start.
     pub fn new(run: Run, pools: Pools) -> World {
-        let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"), pools);
+        let mut plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"), pools);
+        let objects = ObjectPlan::draw(run.seed, pools, &mut plan);
         let pool = BufferPool::default();
         let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
         let hosts = (0..plan.host_count).map(Host::Osds);
@@ -133,6 +137,7 @@ impl World {
             clients: (0..plan.client_count).map(|_| Client::default()).collect(),
             operator: Operator::default(),
             volumes: Vec::new(),
+            objects: objects.map(|objects| ObjectPool::new(run.seed, objects, plan.client_count)),
             agenda: Agenda::default(),
             now: Time::from_nanos(1_000_000_000),
             stage: Stage::Build,
@@ -172,6 +177,9 @@ impl World {
         }
         self.plan_strike();
         self.plan_backup();
+        if let Some(after) = self.objects.as_ref().and_then(|pool| pool.plan.created_after) {
+            self.schedule(after, Item::CreateObjectPool);
+        }
         while self.counts.asked < self.plan.operation_count
             || self.tally.faults.sum() < 5
             || self.faults.is_pending()
@@ -195,6 +203,9 @@ impl World {
         let osds = (0..self.osds.len()).map(Job::CreateOsd);
         let settings = self.slow_disks.job();
         self.operator.jobs = osds.chain([Job::CreatePool]).chain(settings).collect();
+        if self.objects.as_ref().is_some_and(|pool| pool.plan.created_after.is_none()) {
+            self.operator.jobs.push_back(Job::CreateObjectPool);
+        }
         self.schedule(Duration::ZERO, Item::OperatorTurn);
         self.wait("the cluster is not built", |world| world.operator.jobs.is_empty())?;
         for index in 0..self.clients.len() {
@@ -217,6 +228,7 @@ impl World {
         self.state.heal();
         let is_answered = |world: &World| {
             world.clients.iter().all(|client| client.core.is_some() && client.open.is_empty())
+                && world.objects.as_ref().is_none_or(|pool| !pool.is_asked())
                 && world.operator.jobs.is_empty()
         };
         if self.plan.may_fill() {
@@ -231,6 +243,7 @@ impl World {
         self.wait("an operation is never answered", is_answered)?;
         self.end_slowness()?;
         self.detach_all()?;
+        self.close_all_objects()?;
         self.plan_all_in();
         let lack = self.wait_until_whole()?;
         self.faults.must_be_whole = self.plan.position_count() > 1 && lack.is_none();
@@ -248,9 +261,11 @@ impl World {
         self.start_foreign_osd()?;
         let lack = lack.or(self.restore_backup()?);
         self.read_everything()?;
+        self.read_all_objects()?;
         for volume in &self.volumes {
             volume.check()?;
         }
+        self.judge_objects()?;
         // Members may have become too full in the meantime.
         let lack = lack.or(self.wait_until_whole()?);
         if self.plan.position_count() > 1 && lack.is_none() {
@@ -259,6 +274,10 @@ impl World {
         self.plan_removal_of_all();
         self.wait("volumes cannot be removed, or leave something behind", |world| {
             world.operator.jobs.is_empty()
+        })?;
+        self.wait("an object pool leaves something behind", |world| {
+            // An OSD that is gone for good is told nothing.
+            world.osds.iter().all(|osd| osd.node.is_none() || !osd.engine.has_families())
         })?;
         if lack.is_none() {
             return Ok(());
@@ -276,7 +295,7 @@ impl World {
         let (mut epochs, mut since) = (0, self.now);
         self.wait("PGs change again and again", |world| {
             let present: u64 =
-                world.watch.entries().map(|entry| u64::from(entry.epoch.get())).sum();
+                world.watch.all_entries().map(|entry| u64::from(entry.epoch.get())).sum();
             if present != epochs {
                 (epochs, since) = (present, world.now);
             }
@@ -556,6 +575,11 @@ impl World {
                 self.schedule(after, Item::ClientTurn(index));
                 self.client_turn(index)
             }
+            Item::ObjectTurn(index) => self.object_turn(index),
+            Item::CreateObjectPool => {
+                self.operator.jobs.push_back(Job::CreateObjectPool);
+                Ok(())
+            }
             Item::OperatorTurn => {
                 let after = Duration::from_millis(self.timing.range(20..300));
                 self.schedule(after, Item::OperatorTurn);
@@ -756,7 +780,7 @@ impl World {
                     }
                     self.schedule(Duration::from_nanos(after), Item::Disk(index, op, work));
                 }
-                node::Effect::Engine(effect) => self.submit_to_engine(index, effect),
+                node::Effect::Engine(effect) => self.submit_to_engine(index, effect)?,
                 node::Effect::Net(effect) => self.net_effect(process, effect)?,
                 node::Effect::Joined { .. } if self.osds[index].is_foreign => {
                     return Err(format!("osd {index} is foreign and takes part"));
