@@ -38,7 +38,7 @@ if [ "$what" = check ]; then
     part 'simulator, 50 seeds' cargo_ci run -p sim -- --seeds 1..50
     exit 0
 fi
-part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 15
+part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 25
 part 'simulator, pools with parity' cargo_ci run -p sim -- parity --seeds 1..60
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
     --cpu-minutes-max 40

@@ -366,13 +366,6 @@ impl Bug {
         ("queued-on-stale-head", Bug::QueuedOnStaleHead),
         ("repeat-executed", Bug::RepeatExecuted),
         ("repeat-closed-early", Bug::RepeatClosedEarly),
-        ("half-copied-object-served", Bug::HalfCopiedObjectServed),
-        ("page-overtakes-mutation", Bug::PageOvertakesMutation),
-        ("log-record-missing", Bug::LogRecordMissing),
-        ("log-cut-without-reach", Bug::LogCutWithoutReach),
-        ("undo-forgotten", Bug::UndoForgotten),
-        ("listed-log-believed", Bug::ListedLogBelieved),
-        ("forward-by-keys", Bug::ForwardByKeys),
     ];
 }
 
