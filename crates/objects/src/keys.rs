@@ -359,8 +359,8 @@ fn take_version(rest: &mut &[u8]) -> Option<Version> {
     Some(Version { epoch, counter: take_number::<8>(rest)? })
 }
 
-/// Returns the range of the reaches of a shard below a version, or of all of them: the first key, and the first
-/// one behind.
+/// Returns the range of the reaches of a shard below a version, or of all of them: the first key, and the
+/// first one behind.
 pub fn reach_range(shard: Shard, below: Option<Version>) -> (Vec<u8>, Vec<u8>) {
     let start = [&number_bytes::<2>(u64::from(shard.0))[..], &[LOG], &[0; 4]].concat();
     let end = match below {

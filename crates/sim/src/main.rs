@@ -343,8 +343,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
     }
 }
 
-/// The seed that finds each planted bug: `NAME SEED`. It is tried before the others, so that finding all bugs takes
-/// minutes. Runs may change: then another seed finds the bug, and its line is to be changed.
+/// The seed that finds each planted bug: `NAME SEED`. It is tried before the others, so that finding all
+/// bugs takes minutes. Runs may change: then another seed finds the bug, and its line is to be changed.
 #[cfg(feature = "planted")]
 const PLANTED_SEEDS: &str = include_str!("planted_seeds.txt");
 

@@ -266,8 +266,8 @@ fn a_counter_of_many_clients_counts_each_addition_once() {
     assert_eq!(sums, (1..=400).collect::<Vec<i64>>());
 }
 
-/// What a client was told of its changes: objects by number, each with its size, or none if it was removed; and the
-/// sum of a counter.
+/// What a client was told of its changes: objects by number, each with its size, or none if it was removed;
+/// and the sum of a counter.
 #[derive(Default)]
 struct Told {
     objects: BTreeMap<u64, Option<usize>>,
@@ -287,7 +287,8 @@ impl Told {
         number.to_le_bytes().repeat(size / 8)
     }
 
-    /// Puts an object with a record and an attribute, and adds to the counter; some objects are removed again.
+    /// Puts an object with a record and an attribute, and adds to the counter; some objects are removed
+    /// again.
     fn change(&mut self, pool: &ObjectPool, number: u64) {
         let waits = "a client waits for its OSDs";
         let (name, bytes) = (Told::name(number), number.to_le_bytes().to_vec());

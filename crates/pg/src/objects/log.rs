@@ -42,8 +42,8 @@ pub fn log_of(
     touched.map(move |(shard, touched)| touched.log_record(*shard, version, block_size))
 }
 
-/// Returns the changes by which the log of a shard says that it names all that happened above this version alone.
-/// It never says so of less than before: the highest reach counts.
+/// Returns the changes by which the log of a shard says that it names all that happened above this version
+/// alone. It never says so of less than before: the highest reach counts.
 pub fn reach_of(shard: Shard, version: Version) -> [Change; 2] {
     let (start, end) = reach_range(shard, Some(version));
     let key = Key { shard, kind: Kind::Reach(version) }.encode();
