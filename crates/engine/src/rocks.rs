@@ -80,6 +80,8 @@ struct Shared {
     /// Whether a flush of our own is in the queue.
     is_flush_queued: AtomicBool,
     background_error_count: AtomicU64,
+    /// Held while the list of damaged column families is written.
+    damaged_file: Mutex<()>,
     events: Mutex<Vec<Finished>>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -90,6 +92,8 @@ struct Family {
     /// The name of its column family.
     name: String,
     is_damaged: bool,
+    /// Whether a read met damage, and the next opening knows it.
+    is_noted: AtomicBool,
     progress: Mutex<Progress>,
     /// About how many bytes were written since the last flush began.
     unflushed_size: AtomicU64,
@@ -145,6 +149,7 @@ impl Family {
             compression,
             name: directory::column_family_name(family, compression),
             is_damaged,
+            is_noted: AtomicBool::new(false),
             progress: Mutex::new(progress),
             unflushed_size: AtomicU64::new(0),
         })
@@ -202,6 +207,7 @@ impl Rocks {
             flushes: Queue::new(),
             is_flush_queued: AtomicBool::new(false),
             background_error_count: AtomicU64::new(0),
+            damaged_file: Mutex::new(()),
             events: Mutex::new(Vec::new()),
             wake: Box::new(wake),
         });
@@ -346,8 +352,18 @@ impl Shared {
         let files = self.database.live_files().unwrap_or_default();
         let named = files.into_iter().filter(|file| text.contains(&file.name));
         let families = named.map(|file| file.column_family_name);
+        let _guard = lock(&self.damaged_file);
         // Without the note the next opening ends in the same way, and so it says.
         let _ = directory::add_damaged(&self.directory, families.collect());
+    }
+
+    /// A read met damage in a family: it stays known when the engine is opened again.
+    fn note_damaged_read(&self, family: &Family) {
+        if !family.is_damaged && !family.is_noted.swap(true, Ordering::Relaxed) {
+            let _guard = lock(&self.damaged_file);
+            // Without the note the next opening believes the family until a read meets the damage again.
+            let _ = directory::add_damaged(&self.directory, [family.name.clone()].into());
+        }
     }
 
     /// What a failed write, flush, creation or removal means.

@@ -376,6 +376,11 @@ pub enum EngineError {
         /// What the engine says.
         text: String,
     },
+    /// A read failed, and not because of damage: it may succeed the next time.
+    Unread {
+        /// What the engine says.
+        text: String,
+    },
     /// Nothing is known any more.
     Poisoned {
         /// What failed first.
@@ -404,6 +409,7 @@ impl fmt::Display for EngineError {
                 }
                 write!(f, " cannot be read: {text}")
             }
+            EngineError::Unread { text } => write!(f, "records cannot be read now: {text}"),
             EngineError::Poisoned { text } => write!(f, "the engine has failed: {text}"),
             EngineError::NoFamily => f.write_str("the engine has no records of this pool"),
             EngineError::OtherCompression { found } => {

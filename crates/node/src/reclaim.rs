@@ -54,6 +54,9 @@ const CANDIDATE_COUNT_MAX: usize = 1024;
 /// time for a report of the primary and for the entry that may follow from it.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
+/// A damaged copy is removed only if so many others are left.
+const LEFT_COPIES_MIN: usize = 2;
+
 /// The data that must be removed, and the removal under way.
 #[derive(Default)]
 pub(crate) struct Reclaim {
@@ -376,14 +379,15 @@ impl Holdings<'_> {
     }
 
     /// Returns whether all PGs of a replicated pool go on without this OSD: their acting members have all
-    /// that was acknowledged. The pool may lack copies, that of this OSD above all.
+    /// that was acknowledged. The pool may lack copies, that of this OSD above all. Nobody has read the
+    /// others' copies as a whole, so there must be two at least: a single one may rot elsewhere.
     fn is_left(self, pool: PoolId) -> bool {
         let Some(known) = self.cluster.pool(pool) else { return false };
         let goes_on = |entry: &PgEntry| {
             is_sound(entry.pg, known)
                 && !self.cluster.has_part(entry)
                 && entry.primary.is_some()
-                && entry.acting_count() >= known.pool.min_size as usize
+                && entry.acting_count() >= (known.pool.min_size as usize).max(LEFT_COPIES_MIN)
                 && entry.acting().all(|member| self.cluster.is_up(member))
                 && self.is_newer_than_notes(entry, known.revision)
         };

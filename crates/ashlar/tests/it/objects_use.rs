@@ -503,7 +503,7 @@ fn damage_engine(objects: &Path) -> usize {
 
 #[test]
 fn records_that_rot_on_one_osd_are_replaced_by_those_of_another() {
-    let cluster = with_objects_on("objects-rot", "2", "2");
+    let cluster = with_objects_on("objects-rot", "3", "3");
     let mut kept = Kept::default();
     kept.change(&cluster, 0);
     cluster.wait_clean();
@@ -525,6 +525,9 @@ fn records_that_rot_on_one_osd_are_replaced_by_those_of_another() {
     kept.check(&cluster);
     // What it has now is whole.
     cluster.run(&["osd", "stop", "1"]);
+    cluster.wait_active();
+    cluster.run(&["pool", "set", "kv", "--min-size", "1"]);
+    cluster.run(&["osd", "stop", "3"]);
     cluster.wait_active();
     kept.check(&cluster);
 }

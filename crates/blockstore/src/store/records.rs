@@ -167,10 +167,15 @@ impl Store {
                 let error = match error {
                     EngineError::WouldBlock => StoreError::WouldBlock,
                     EngineError::Corrupt { start, end, .. } => {
-                        if let Some(read) = self.record_reads.open.get(&number) {
+                        let read = &self.record_reads.open[&number];
+                        if self.pending.number(read.pg.pool) == Some(read.family) {
                             self.pending.note_damage(read.pg.pool);
                         }
                         StoreError::RecordsDamaged { start, end }
+                    }
+                    // Whoever asked tries again, or says so.
+                    EngineError::Unread { .. } => {
+                        StoreError::RecordsDamaged { start: Vec::new(), end: None }
                     }
                     _ => StoreError::NoFamily,
                 };

@@ -40,7 +40,11 @@ impl Shared {
             let snapshot = (queries.len() > 1).then(|| self.database.snapshot());
             let database = &self.database;
             let reading = Reading { database, family, column_family, snapshot, from_memory };
-            reading.answer_all(queries)
+            let answers = reading.answer_all(queries);
+            if let Err(EngineError::Corrupt { .. }) = &answers {
+                self.note_damaged_read(&state);
+            }
+            answers
         };
         let result = answers();
         EngineEvent::Read { op, contains, result }
@@ -162,12 +166,15 @@ impl Reading<'_> {
         match error.kind() {
             ErrorKind::Incomplete if self.from_memory => EngineError::WouldBlock,
             ErrorKind::ColumnFamilyDropped => EngineError::NoFamily,
-            _ => EngineError::Corrupt {
+            // From memory nothing is looked for in files: the read comes again, and sees them.
+            ErrorKind::Corruption if self.from_memory => EngineError::WouldBlock,
+            ErrorKind::Corruption => EngineError::Corrupt {
                 family: self.family,
                 start: start.to_vec(),
                 end: end.map(<[u8]>::to_vec),
                 text: error.to_string(),
             },
+            _ => EngineError::Unread { text: error.to_string() },
         }
     }
 }

@@ -209,9 +209,12 @@ impl<'a> Writer<'a> {
         self.shared.usable()?;
         let Ok(family) = self.shared.family(id) else { return Ok(()) };
         self.refuse_if_full(id)?;
-        if family.is_damaged {
+        if family.is_damaged || family.is_noted.load(Ordering::Relaxed) {
             // Before: the next family of this name is not damaged.
-            let forgotten = directory::remove_damaged(&self.shared.directory, &family.name);
+            let forgotten = {
+                let _guard = super::lock(&self.shared.damaged_file);
+                directory::remove_damaged(&self.shared.directory, &family.name)
+            };
             forgotten.map_err(|error| match error {
                 OpenError::Full(_) => EngineError::Full,
                 error => self.shared.poison(error.to_string()),

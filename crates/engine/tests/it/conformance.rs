@@ -455,6 +455,19 @@ fn damage_that_a_compaction_meets_poisons_and_is_noted<E: Engine>() {
     assert_eq!(damaged, [(pool(1), true), (pool(2), false)]);
 }
 
+/// The twin forgets it: there a read meets the damage again.
+#[test]
+fn damage_that_a_read_met_is_known_at_the_next_opening() {
+    let mut client = with_large_records::<RealEngine>().corrupt(1, "family1-050");
+    assert!(matches!(client.get(1, "family1-050"), Err(EngineError::Corrupt { .. })));
+    let (mut client, found) = client.crash();
+    let damaged: Vec<bool> = found.iter().map(|found| found.is_damaged).collect();
+    assert_eq!(damaged, [true, false]);
+    client.remove_family(1).expect("removed");
+    let (_, found) = client.crash();
+    assert!(found.iter().all(|found| !found.is_damaged));
+}
+
 fn a_family_that_is_noted_as_damaged_goes_on_until_it_is_removed<E: Engine>() {
     let mut client = with_large_records::<E>().corrupt(1, "family1-050");
     make_compactions(&mut client, 20);

@@ -9,7 +9,8 @@
 //! Invariants
 //!   1. Only what happened before the learner got batches is read, when all of it has ended: the rest comes as
 //!      batches.
-//!   2. Ranges are copied before keys: as long as a learner has records of an object that is gone, it has its head.
+//!   2. A learner has no records of an object without its head: a range brings the head along, and a head that is
+//!      gone takes all along.
 
 use std::collections::VecDeque;
 

@@ -160,7 +160,11 @@ impl Pg {
             }
             What::Part(long) => long.queries(shard_count, size_max),
             What::Keys(keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
-            What::Range(start, end) => vec![scan((start.clone(), end.clone()), size_max)],
+            What::Range(start, end) => {
+                let head = head_of(start, shard_count).map(|key| Query::Get { key });
+                let range = scan((start.clone(), end.clone()), size_max);
+                head.into_iter().chain([range]).collect()
+            }
             What::Blocks(keys) => {
                 for (at, key) in keys.iter().enumerate() {
                     let units = UnitSet::first(self.shape.block_size.unit_count());
@@ -194,7 +198,7 @@ impl Pg {
             What::Objects(names) => objects_page(names, answers, shard_count, size_max),
             What::Part(long) => long.page(answers, shard_count, size_max),
             What::Keys(keys) => keys_page(keys, answers, size_max),
-            What::Range(start, end) => range_page((start, end), answers, size_max),
+            What::Range(start, end) => range_page((start, end), answers, shard_count, size_max),
             What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
         };
         match made {
@@ -356,15 +360,37 @@ fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, size_max: usize) -> Made {
     Made::Page { records: changes, part: PagePart::Whole, left: Vec::new(), next: None }
 }
 
-/// Makes the page of a range: as much of it as fits, and one record at least, if there is one.
-fn range_page((start, end): (&[u8], &[u8]), answers: Vec<Found>, size_max: usize) -> Made {
-    let (found, more) = records(answers.into_iter().next());
-    let (puts, behind) = fitting(&found, more, 0, size_max);
+/// Makes the page of a range: as much of it as fits, and one record at least, if there is one. The head of
+/// its object comes along: without it nothing would tell of what the learner has then.
+fn range_page(
+    (start, end): (&[u8], &[u8]),
+    answers: Vec<Found>,
+    shard_count: u32,
+    size_max: usize,
+) -> Made {
+    let mut answers = answers.into_iter();
+    let mut changes = match head_of(start, shard_count) {
+        Some(key) => match value(answers.next()) {
+            Some(value) => vec![Change::Put { key, value }],
+            None => removal_of(key),
+        },
+        None => Vec::new(),
+    };
+    let (found, more) = records(answers.next());
+    let size = changes.iter().map(size_of).sum();
+    let (puts, behind) = fitting(&found, more, size, size_max);
     let left = behind.iter().map(|behind| Due::Range(behind.clone(), end.to_vec())).collect();
     let end = behind.unwrap_or_else(|| end.to_vec());
-    let mut changes = vec![Change::DeleteRange { start: start.to_vec(), end }];
+    changes.push(Change::DeleteRange { start: start.to_vec(), end });
     changes.extend(puts);
     Made::Page { records: changes, part: PagePart::Whole, left, next: None }
+}
+
+/// Returns the key of the head of the object to which a key belongs, if it is one's.
+fn head_of(key: &[u8], shard_count: u32) -> Option<Vec<u8>> {
+    let name = object_of(key)?;
+    let shard = Shard::of_hash(name.hash(), shard_count);
+    Some(Key { shard, kind: Kind::Head { name } }.encode())
 }
 
 /// Returns those of the records that fit beside so many bytes, one at least, and where the rest begins.

@@ -427,3 +427,47 @@ fn a_learner_gets_what_a_log_names_from_several_primaries() {
         check_filled(&world);
     }
 }
+
+/// A learner that gets records of an object by a range of the log dies; until it returns the object is
+/// removed, and its tombstone is forgotten.
+#[test]
+fn records_that_a_learner_got_go_with_their_object() {
+    let mut had_records = 0;
+    for events in 0..60 {
+        let mut world = World::with_others(0, 3, 2);
+        while world.happen() {}
+        change(&mut world, one(b"b", vec![], vec![ObjectChange::Put(vec![1; 9])]));
+        world.restart(0);
+        world.set_members(&[1], &[]);
+        world.enter();
+        while world.happen() {}
+        let all = ObjectChange::RemoveRecords { from: Vec::new(), before: None };
+        change(&mut world, long_object(b"a", 1));
+        change(&mut world, one(b"a", vec![], vec![all, ObjectChange::Set(record(1), vec![2])]));
+        world.set_members(&[1], &[0]);
+        world.enter();
+        (0..events).for_each(|_| _ = world.happen());
+        had_records += usize::from(world.osds[0].store.record_count() > 0);
+        world.restart(0);
+        // Another one takes its place.
+        world.set_members(&[1], &[2]);
+        world.enter();
+        until(&mut world, |world| !world.complete.is_empty());
+        world.set_members(&[1, 2], &[]);
+        world.enter();
+        while world.happen() {}
+        change(&mut world, one(b"a", vec![], vec![ObjectChange::Remove]));
+        for _ in 0..10 {
+            world.tick();
+            while world.happen() {}
+        }
+        assert_eq!(world.osds[1].store.tombstone_count(), 0);
+        world.set_members(&[1, 2], &[0]);
+        world.enter();
+        until(&mut world, |world| !world.complete.is_empty());
+        world.osds[0].store.assert_equals(&world.osds[1].store);
+        world.fill_all();
+        check_filled(&world);
+    }
+    assert!(had_records > 5, "{had_records}");
+}

@@ -368,6 +368,12 @@ impl Store {
         self.records.iter().filter(is_tombstone).count()
     }
 
+    /// Returns the number of records of objects.
+    pub fn record_count(&self) -> usize {
+        let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
+        self.records.keys().filter(|key| matches!(kind(key), Kind::Record { .. })).count()
+    }
+
     /// Returns the number of repeats.
     pub fn repeat_count(&self) -> usize {
         let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
