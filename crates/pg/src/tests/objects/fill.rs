@@ -106,8 +106,6 @@ fn planted_bugs_of_fills_are_found() {
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
     let filled = a_member_that_was_filled_brings_others_what_happened_since;
     assert!(planted::fails(Bug::ListedLogBelieved, filled), "a log that is believed is not found");
-    let undone = objects_that_only_a_learner_has_go_with_their_blocks_and_repeats;
-    assert!(planted::fails(Bug::UndoForgotten, undone), "what was never adopted is not found");
 }
 
 // ---- one thing at a time --------------------------------------------------------------------
