@@ -91,11 +91,12 @@ impl Pg {
     /// Notes that the log of this OSD, which was filled, says nothing of what is up to this version. What it
     /// says of earlier epochs goes: some of it was perhaps never adopted.
     pub(crate) fn raise_reach(&mut self, version: Version, actions: &mut Vec<Action>) {
-        if planted::on(Bug::ListedLogBelieved) {
-            return;
-        }
         self.local_state.on_fill(version, false);
-        for page in self.reach_pages(version, self.epoch()) {
+        let (reach, epoch) = match planted::on(Bug::ListedLogBelieved) {
+            true => (Version::ZERO, Epoch::ZERO),
+            false => (version, self.epoch()),
+        };
+        for page in self.reach_pages(reach, epoch) {
             let order = Some(self.begin_taken());
             self.call(Call::Reach { order }, page, actions);
         }

@@ -441,7 +441,9 @@ impl World {
     /// Lets everything happen until all operations are answered and nothing is under way.
     pub fn end_all(&mut self) {
         while self.happen() {}
+        let first = self.entry.epoch.get();
         while self.needs_epoch {
+            assert!(self.entry.epoch.get() < first + 100, "no epoch goes on: {:?}", self.failed);
             self.next_epoch();
             while self.happen() {}
         }
