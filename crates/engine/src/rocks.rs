@@ -25,7 +25,7 @@ mod read_only;
 mod statistics;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -352,17 +352,21 @@ impl Shared {
         let files = self.database.live_files().unwrap_or_default();
         let named = files.into_iter().filter(|file| text.contains(&file.name));
         let families = named.map(|file| file.column_family_name);
-        let _guard = lock(&self.damaged_file);
         // Without the note the next opening ends in the same way, and so it says.
-        let _ = directory::add_damaged(&self.directory, families.collect());
+        self.add_damaged(families.collect());
+    }
+
+    /// Notes column families as damaged, if that is possible.
+    fn add_damaged(&self, names: BTreeSet<String>) {
+        let _guard = lock(&self.damaged_file);
+        let _ = directory::add_damaged(&self.directory, names);
     }
 
     /// A read met damage in a family: it stays known when the engine is opened again.
     fn note_damaged_read(&self, family: &Family) {
         if !family.is_damaged && !family.is_noted.swap(true, Ordering::Relaxed) {
-            let _guard = lock(&self.damaged_file);
             // Without the note the next opening believes the family until a read meets the damage again.
-            let _ = directory::add_damaged(&self.directory, [family.name.clone()].into());
+            self.add_damaged([family.name.clone()].into());
         }
     }
 

@@ -256,20 +256,22 @@ impl Key {
                 rest.is_empty().then_some(Kind::Repeat { session, number })?
             }
             LOG => {
-                let mut version = take_version(&mut rest);
-                if bytes[HEADER_SIZE..].starts_with(&[0; 4]) {
-                    rest = &bytes[HEADER_SIZE + 4..];
-                    version = take_version(&mut rest);
-                    let kind = rest.is_empty().then_some(Kind::Reach(version?))?;
-                    return Some(Key { shard, kind });
-                }
-                let version = version?;
-                let mut page = None;
-                if !rest.is_empty() {
-                    let incarnation = Incarnation::new(take_number::<8>(&mut rest)?);
-                    page = Some((incarnation, take_number::<8>(&mut rest)?));
-                }
-                rest.is_empty().then_some(Kind::Log(LogKey { version, page }))?
+                let kind = match Epoch::new(take_number::<4>(&mut rest)? as u32) {
+                    Epoch::ZERO => {
+                        let epoch = Epoch::new(take_number::<4>(&mut rest)? as u32);
+                        Kind::Reach(Version { epoch, counter: take_number::<8>(&mut rest)? })
+                    }
+                    epoch => {
+                        let version = Version { epoch, counter: take_number::<8>(&mut rest)? };
+                        let mut page = None;
+                        if !rest.is_empty() {
+                            let incarnation = Incarnation::new(take_number::<8>(&mut rest)?);
+                            page = Some((incarnation, take_number::<8>(&mut rest)?));
+                        }
+                        Kind::Log(LogKey { version, page })
+                    }
+                };
+                rest.is_empty().then_some(kind)?
             }
             _ => return None,
         };
@@ -352,11 +354,6 @@ pub fn attributes_prefix(shard: Shard, name: &Name) -> Vec<u8> {
 /// Returns what the keys of all records of an object begin with; the record's key is the rest.
 pub fn records_prefix(shard: Shard, name: &Name) -> Vec<u8> {
     prefix(shard, RECORD, name)
-}
-
-fn take_version(rest: &mut &[u8]) -> Option<Version> {
-    let epoch = Epoch::new(take_number::<4>(rest)? as u32);
-    Some(Version { epoch, counter: take_number::<8>(rest)? })
 }
 
 /// Returns the range of the reaches of a shard below a version, or of all of them: the first key, and the

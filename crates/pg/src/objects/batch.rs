@@ -29,7 +29,7 @@ pub fn encode(
     let Prepared { records, blocks, .. } = prepared;
     let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
     let body = Body { records, blocks, note: None };
-    let content = pack(&body, units.iter().map(|it| &it[..]), block_size, buffers);
+    let content = pack(&body, &units, block_size, buffers);
     let units_from = (content.body_length as usize).next_multiple_of(UNIT_SIZE as usize);
     let changes = split(body, &content.data, units_from);
     (content, changes)
@@ -43,8 +43,7 @@ pub fn content_of(
     buffers: &BufferPool,
 ) -> BatchContent {
     let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
-    let body = Body { records, blocks, note: None };
-    pack(&body, units.iter().map(|it| &it[..]), block_size, buffers)
+    pack(&Body { records, blocks, note: None }, &units, block_size, buffers)
 }
 
 /// Returns what a member lacks, as it travels. `None`: nothing. The error: it is too large for that.
@@ -54,27 +53,24 @@ pub fn encode_missing(
     buffers: &BufferPool,
 ) -> Result<Option<BatchContent>, ReadError> {
     let Missing { records, blocks, .. } = missing;
-    let (blocks, units): (Vec<BlockChange>, Vec<Option<Buffer>>) = blocks.into_iter().unzip();
     if records.is_empty() && blocks.is_empty() {
         return Ok(None);
     }
-    let body = Body { records, blocks, note: None };
-    let units = units.iter().flatten().map(|it| &it[..]);
-    let content = pack(&body, units, block_size, buffers);
+    let content = content_of(records, blocks, block_size, buffers);
     content.check().map_err(|_| ReadError::TooLarge)?;
     Ok(Some(content))
 }
 
 /// Returns a body with the data of its blocks as they travel.
-fn pack<'a>(
+fn pack(
     body: &Body,
-    units: impl Iterator<Item = &'a [u8]> + Clone,
+    units: &[Vec<u8>],
     block_size: BlockSize,
     buffers: &BufferPool,
 ) -> BatchContent {
     let bytes = body.to_bytes(block_size);
     let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
-    let mut data = buffers.take_zeroed(units_from + units.clone().map(<[u8]>::len).sum::<usize>());
+    let mut data = buffers.take_zeroed(units_from + units.iter().map(Vec::len).sum::<usize>());
     data[..bytes.len()].copy_from_slice(&bytes);
     let mut at = units_from;
     for units in units {

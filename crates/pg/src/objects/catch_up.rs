@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 use ::objects::keys::log_range;
 use ::objects::{Shard, Touched};
 use base::{BlockSize, PoolId, Version};
-use blockstore::BlockKey;
 use format::engine::{Answer as Found, Query};
 
+use super::fill::Due;
 use super::log::{reach_in, reach_query};
 
 /// The most log records that are read at once, and their size in bytes: what they name is kept meanwhile.
@@ -102,15 +102,8 @@ impl CatchUp {
     }
 }
 
-/// What a part of a log names, in the order in which it is copied.
-pub enum Named {
-    Range(Vec<u8>, Vec<u8>),
-    Key(Vec<u8>),
-    Block(BlockKey),
-}
-
-/// Returns what is to be copied of what is touched. Keys that lie in its ranges come with these.
-pub fn in_order(touched: Touched) -> impl Iterator<Item = Named> {
+/// Returns what is to be copied of what is touched, in order. Keys that lie in its ranges come with these.
+pub fn in_order(touched: Touched) -> impl Iterator<Item = Due> {
     let Touched { keys, ranges, blocks } = touched;
     let mut merged: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     for (start, end) in ranges {
@@ -124,7 +117,7 @@ pub fn in_order(touched: Touched) -> impl Iterator<Item = Named> {
         let behind = merged.partition_point(|(start, _)| start <= key);
         merged[..behind].last().is_none_or(|(_, end)| key >= end)
     });
-    let ranges = merged.into_iter().map(|(start, end)| Named::Range(start, end));
-    let keys = keys.into_iter().map(Named::Key);
-    ranges.chain(keys).chain(blocks.into_keys().map(Named::Block))
+    let ranges = merged.into_iter().map(|(start, end)| Due::Range(start, end));
+    let keys = keys.into_iter().map(Due::Key);
+    ranges.chain(keys).chain(blocks.into_keys().map(Due::Block))
 }

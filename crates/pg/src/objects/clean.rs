@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use ::objects::keys::{attributes_range, log_range, records_range};
+use ::objects::keys::log_range;
 use ::objects::queue::{self, TurnId};
 use ::objects::{Head, HeadContent, Key, Kind, LogKey, Name, Shard, Touched};
 use base::planted::{self, Bug};
@@ -25,7 +25,7 @@ use format::engine::{Answer as Found, Change, Query, Records};
 
 use super::fill::name_of;
 use super::log::reach_of;
-use super::page::Footprint;
+use super::page::{Footprint, removal_of};
 use super::replicate::{Gated, Planned};
 use crate::store_calls::Call;
 use crate::{Action, Pg, Serving};
@@ -80,7 +80,7 @@ struct Cut {
     /// Whether the log has more that goes.
     has_more: bool,
     /// Heads that were tombstones, by their keys, and those of them that are being read.
-    heads: VecDeque<Vec<u8>>,
+    heads: BTreeSet<Vec<u8>>,
     asked: Vec<Vec<u8>>,
     /// What changes beside the log.
     deletions: Vec<Change>,
@@ -130,7 +130,7 @@ impl Cut {
             shard,
             upto,
             has_more: more,
-            heads: VecDeque::new(),
+            heads: BTreeSet::new(),
             asked: Vec::new(),
             deletions: Vec::new(),
         };
@@ -166,16 +166,6 @@ impl Cut {
     }
 }
 
-/// Returns the changes that remove a tombstone. It takes along what a learner still has of the object: its
-/// head will be gone there, too, so nothing would tell of the rest.
-pub(super) fn removal_of(key: Vec<u8>) -> Vec<Change> {
-    let Some(name) = name_of(&key) else { return Vec::new() };
-    let shard = Shard::of_key(&key);
-    let ranges = [attributes_range(shard, &name), records_range(shard, &name, &[], None)];
-    let ranges = ranges.into_iter().map(|(start, end)| Change::DeleteRange { start, end });
-    [Change::Delete { key }].into_iter().chain(ranges).collect()
-}
-
 impl Pg {
     /// As primary: begins housekeeping if it is due. Called periodically.
     pub(crate) fn clean_if_due(&mut self, actions: &mut Vec<Action>) {
@@ -184,7 +174,6 @@ impl Pg {
         }
         let newest = self.versions.newest();
         let (floor, capped) = (self.local_state.floor().min(self.mark()), self.capped(newest));
-        let shards: VecDeque<Shard> = self.shard_list().collect();
         let count = self.shape.limits.log_count_due;
         let cleaning = &mut self.objects.cleaning;
         cleaning.idle_count = if cleaning.newest == newest { cleaning.idle_count + 1 } else { 0 };
@@ -198,7 +187,8 @@ impl Pg {
             (cleaning.log_count, cleaning.has_tombstone) = (0, false);
         }
         cleaning.log_count = cleaning.log_count.min(IDLE_COUNT);
-        (cleaning.upto, cleaning.floor, cleaning.shards) = (upto, floor, shards);
+        (cleaning.upto, cleaning.floor) = (upto, floor);
+        self.objects.cleaning.shards = self.shard_list().collect();
         self.clean_on(actions);
     }
 
@@ -268,6 +258,7 @@ impl Pg {
             }
             Stage::Heads(turn, mut cut) => {
                 let asked = std::mem::take(&mut cut.asked);
+                let shard_count = self.pool_shape().shard_count;
                 for (key, answer) in asked.into_iter().zip(answers) {
                     let Found::Value(value) = answer else {
                         unreachable!("keys have values as answers")
@@ -278,7 +269,9 @@ impl Pg {
                         head.content == HeadContent::Tombstone && head.version <= floor
                     };
                     if head.is_some_and(is_over) {
-                        cut.deletions.extend(removal_of(key));
+                        // A learner may have the object still.
+                        let name = name_of(&key).expect("it was looked at");
+                        cut.deletions.extend(removal_of(&name, shard_count));
                     }
                 }
                 self.look_at_heads(turn, cut, actions);
@@ -287,10 +280,7 @@ impl Pg {
         }
     }
 
-    fn begin_cut(&mut self, mut cut: Cut, actions: &mut Vec<Action>) {
-        // A tombstone may be named by several records.
-        let heads: BTreeSet<Vec<u8>> = std::mem::take(&mut cut.heads).into_iter().collect();
-        cut.heads = heads.into_iter().collect();
+    fn begin_cut(&mut self, cut: Cut, actions: &mut Vec<Action>) {
         let Some(names) = cut.names() else { return self.give_up_cleaning(actions) };
         if names.is_empty() {
             return self.gate_cut(None, cut, actions);
@@ -316,8 +306,8 @@ impl Pg {
         if cut.heads.is_empty() {
             return self.gate_cut(Some(turn), cut, actions);
         }
-        let count = cut.heads.len().min(HEADS_AT_ONCE);
-        cut.asked = cut.heads.drain(..count).collect();
+        let next = std::iter::from_fn(|| cut.heads.pop_first());
+        cut.asked = next.take(HEADS_AT_ONCE).collect();
         let queries = cut.asked.iter().map(|key| Query::Get { key: key.clone() }).collect();
         self.objects.cleaning.stage = Stage::Heads(turn, cut);
         self.read_for_cleaning(queries, actions);

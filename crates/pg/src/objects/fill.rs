@@ -26,7 +26,7 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::engine::{Answer as Found, Query};
 use format::wire::{Filling, ListedBlock, Payload, PeerBody};
 
-use super::catch_up::{CatchUp, Named, Part, in_order};
+use super::catch_up::{CatchUp, Part, in_order};
 use super::mutate::before;
 use super::page::{Footprint, InHand, Long, What};
 use super::walk::{List, Listed, Next, SideBySide, decode_list, list_blocks, list_records};
@@ -507,12 +507,7 @@ impl Pg {
         };
         match part {
             Part::Touched(touched) => {
-                let due = in_order(touched).map(|named| match named {
-                    Named::Range(start, end) => Due::Range(start, end),
-                    Named::Key(key) => Due::Key(key),
-                    Named::Block(key) => Due::Block(key),
-                });
-                fill.due.extend(due);
+                fill.due.extend(in_order(touched));
                 self.pump_objects(actions);
             }
             // It is compared as a whole, and says so in its record first.

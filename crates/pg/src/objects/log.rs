@@ -15,10 +15,12 @@ use std::collections::{BTreeMap, VecDeque};
 use ::objects::keys::{log_range, reach_range};
 use ::objects::{Key, Kind, LogKey, PoolShape, Shard, Touched};
 use base::planted::{self, Bug};
-use base::{BlockSize, Buffer, UNIT_SIZE, Version};
-use format::disk::{BODY_SIZE_MAX, BlockAction, BlockChange, BlockKey, LOCATION_NONE, UnitSet};
+use base::{BlockSize, Version};
+use format::disk::{BODY_SIZE_MAX, BlockChange, BlockKey, UnitSet};
 use format::engine::{Answer as Found, Change, Query};
 use format::wire::{BATCH_UNITS_SIZE_MAX, Content};
+
+use super::page::lines_of;
 
 /// The most shards whose logs are asked for at once.
 const SHARDS_AT_ONCE: usize = 16;
@@ -111,9 +113,9 @@ pub struct Reading {
 #[derive(Default)]
 pub struct Missing {
     pub records: Vec<Change>,
-    /// Each with the data of its units, if they have any.
-    pub blocks: Vec<(BlockChange, Option<Buffer>)>,
-    /// The most data that the units have, in bytes.
+    /// Each with the data of its units.
+    pub blocks: Vec<(BlockChange, Vec<u8>)>,
+    /// How much data the units have, in bytes.
     units_size: usize,
 }
 
@@ -259,37 +261,14 @@ impl Reading {
     }
 
     fn add_block(&mut self, key: BlockKey, content: Content) -> Result<(), ReadError> {
-        let line = |action, version, units, checksums| BlockChange {
-            action,
-            key,
-            version,
-            location: LOCATION_NONE,
-            units,
-            checksums,
-        };
-        match content {
-            Content::Gone | Content::Tombstone { .. } => {
-                let gone = line(BlockAction::Gone, self.version, UnitSet::EMPTY, Vec::new());
-                self.found.blocks.push((gone, None));
-            }
-            Content::Block { version, units, written, damaged, checksums, data, .. } => {
-                if !UnitSet::from_slice(&damaged).is_empty() {
-                    return Err(ReadError::Unreadable);
-                }
-                let written = UnitSet::from_slice(&written);
-                let mut zeros = UnitSet::from_slice(&units);
-                written.iter().for_each(|unit| zeros.remove(unit));
-                if data.is_some() {
-                    self.found.units_size += checksums.len() * UNIT_SIZE as usize;
-                    let units = line(BlockAction::Units, version, written, checksums);
-                    self.found.blocks.push((units, data));
-                }
-                if !zeros.is_empty() {
-                    let zeros = line(BlockAction::Zeros, version, zeros, Vec::new());
-                    self.found.blocks.push((zeros, None));
-                }
-            }
+        if let Content::Block { damaged, .. } = &content
+            && !UnitSet::from_slice(damaged).is_empty()
+        {
+            return Err(ReadError::Unreadable);
         }
+        let lines = lines_of(key, &content, self.version);
+        self.found.units_size += lines.iter().map(|(_, data)| data.len()).sum::<usize>();
+        self.found.blocks.extend(lines);
         match self.found.units_size <= BATCH_UNITS_SIZE_MAX {
             true => Ok(()),
             false => Err(ReadError::TooLarge),

@@ -24,7 +24,6 @@ use format::engine::{Answer as Found, Change, Query, Records};
 use format::wire::{Content, PagePart, PeerBody};
 
 use super::batch;
-use super::clean::removal_of;
 use super::fill::{Due, name_of};
 use crate::ask::Asked;
 use crate::store_calls::Call;
@@ -161,7 +160,8 @@ impl Pg {
             What::Part(long) => long.queries(shard_count, size_max),
             What::Keys(keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
             What::Range(start, end) => {
-                let head = head_of(start, shard_count).map(|key| Query::Get { key });
+                let head = object_of(start).map(|name| ranges_of(&name, shard_count).0);
+                let head = head.map(|key| Query::Get { key });
                 let range = scan((start.clone(), end.clone()), size_max);
                 head.into_iter().chain([range]).collect()
             }
@@ -197,7 +197,7 @@ impl Pg {
         let made = match &hand.what {
             What::Objects(names) => objects_page(names, answers, shard_count, size_max),
             What::Part(long) => long.page(answers, shard_count, size_max),
-            What::Keys(keys) => keys_page(keys, answers, size_max),
+            What::Keys(keys) => keys_page(keys, answers, shard_count, size_max),
             What::Range(start, end) => range_page((start, end), answers, shard_count, size_max),
             What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
         };
@@ -221,7 +221,7 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let (version, unit_count) = (self.mark(), self.shape.block_size.unit_count());
+        let version = self.mark();
         let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
         let Some(hand) = fill.hand.as_mut() else { return };
         let Ok(Answer::Copy { content }) = result else {
@@ -233,10 +233,8 @@ impl Pg {
             return;
         }
         let contents = hand.blocks.iter().flatten();
-        let lines = keys
-            .iter()
-            .zip(contents)
-            .flat_map(|(key, content)| lines_of(*key, content, version, unit_count));
+        let lines =
+            keys.iter().zip(contents).flat_map(|(key, content)| lines_of(*key, content, version));
         let blocks = lines.collect();
         self.send_page(learner, PagePart::Whole, Vec::new(), blocks, actions);
     }
@@ -269,6 +267,14 @@ fn ranges_of(name: &Name, shard_count: u32) -> (Vec<u8>, Range, Range) {
     let shard = Shard::of_hash(name.hash(), shard_count);
     let head = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
     (head, attributes_range(shard, name), records_range(shard, name, &[], None))
+}
+
+/// Returns the changes that remove all of an object but its blocks, whatever a learner has of it: once its head is
+/// gone, nothing would tell of the rest.
+pub(super) fn removal_of(name: &Name, shard_count: u32) -> Vec<Change> {
+    let (key, attributes, records) = ranges_of(name, shard_count);
+    let ranges = [attributes, records].map(|(start, end)| Change::DeleteRange { start, end });
+    [Change::Delete { key }].into_iter().chain(ranges).collect()
 }
 
 fn scan((start, end): Range, size_max: usize) -> Query {
@@ -341,14 +347,16 @@ fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max:
 }
 
 /// Makes the page of some keys: of as many as fit, and of one at least.
-fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, size_max: usize) -> Made {
+fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
     let (mut changes, mut size): (Vec<Change>, usize) = (Vec::new(), 0);
     for (at, (key, answer)) in keys.iter().zip(answers).enumerate() {
         let of_this = match value(Some(answer)) {
             Some(value) => vec![Change::Put { key: key.clone(), value }],
             // Without its head, nothing would tell of what the learner has of an object.
-            None if name_of(key).is_some() => removal_of(key.clone()),
-            None => vec![Change::Delete { key: key.clone() }],
+            None => match name_of(key) {
+                Some(name) => removal_of(&name, shard_count),
+                None => vec![Change::Delete { key: key.clone() }],
+            },
         };
         size += of_this.iter().map(size_of).sum::<usize>();
         if at > 0 && size > size_max {
@@ -369,10 +377,10 @@ fn range_page(
     size_max: usize,
 ) -> Made {
     let mut answers = answers.into_iter();
-    let mut changes = match head_of(start, shard_count) {
-        Some(key) => match value(answers.next()) {
-            Some(value) => vec![Change::Put { key, value }],
-            None => removal_of(key),
+    let mut changes = match object_of(start) {
+        Some(name) => match value(answers.next()) {
+            Some(value) => vec![Change::Put { key: ranges_of(&name, shard_count).0, value }],
+            None => removal_of(&name, shard_count),
         },
         None => Vec::new(),
     };
@@ -384,13 +392,6 @@ fn range_page(
     changes.push(Change::DeleteRange { start: start.to_vec(), end });
     changes.extend(puts);
     Made::Page { records: changes, part: PagePart::Whole, left, next: None }
-}
-
-/// Returns the key of the head of the object to which a key belongs, if it is one's.
-fn head_of(key: &[u8], shard_count: u32) -> Option<Vec<u8>> {
-    let name = object_of(key)?;
-    let shard = Shard::of_hash(name.hash(), shard_count);
-    Some(Key { shard, kind: Kind::Head { name } }.encode())
 }
 
 /// Returns those of the records that fit beside so many bytes, one at least, and where the rest begins.
@@ -462,12 +463,12 @@ impl Long {
     }
 }
 
-/// Returns the lines by which a block becomes this. `version`: that of a line that removes it.
-fn lines_of(
+/// Returns the lines by which the units of a block that the content covers become this. `version`: that of a line
+/// that removes it.
+pub(super) fn lines_of(
     key: BlockKey,
     content: &Content,
     version: Version,
-    unit_count: u32,
 ) -> Vec<(BlockChange, Vec<u8>)> {
     let line = |action, version, units: UnitSet, checksums: &[Checksum]| BlockChange {
         action,
@@ -477,18 +478,13 @@ fn lines_of(
         units,
         checksums: checksums.to_vec(),
     };
-    let (version, written, damaged, checksums, data) = match content {
-        Content::Gone | Content::Tombstone { .. } => {
-            let gone = line(BlockAction::Gone, version, UnitSet::EMPTY, &[]);
-            return vec![(gone, Vec::new())];
-        }
-        Content::Block { version, written, damaged, checksums, data, .. } => {
-            (*version, UnitSet::from_slice(written), UnitSet::from_slice(damaged), checksums, data)
-        }
+    let Content::Block { version, units, written, damaged, checksums, data, .. } = content else {
+        let gone = line(BlockAction::Gone, version, UnitSet::EMPTY, &[]);
+        return vec![(gone, Vec::new())];
     };
-    let mut zeros = UnitSet::EMPTY;
-    let rest = (0..unit_count).filter(|unit| !written.contains(*unit) && !damaged.contains(*unit));
-    rest.for_each(|unit| zeros.insert(unit));
+    let (version, mut zeros) = (*version, UnitSet::from_slice(units));
+    let (written, damaged) = (UnitSet::from_slice(written), UnitSet::from_slice(damaged));
+    written.iter().chain(damaged.iter()).for_each(|unit| zeros.remove(unit));
     let data = data.as_ref().map(|data| data.to_vec()).unwrap_or_default();
     let lines = [
         (line(BlockAction::Units, version, written, checksums), data),

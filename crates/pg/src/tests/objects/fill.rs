@@ -106,7 +106,7 @@ fn planted_bugs_of_fills_are_found() {
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
     let filled = a_member_that_was_filled_brings_others_what_happened_since;
     assert!(planted::fails(Bug::ListedLogBelieved, filled), "a log that is believed is not found");
-    let run = || drop(run_many(0..400));
+    let run = || _ = run_many(0..400);
     assert!(planted::fails(Bug::UndoForgotten, run), "what was never adopted is not found");
     assert!(planted::fails(Bug::PageOvertakesMutation, run), "overtaking is not found");
 }
