@@ -448,8 +448,9 @@ impl DataArea {
         }
     }
 
-    /// Reserves space ahead of its use, one piece at a time, in the background.
-    pub fn reserve(&mut self, now: Time, io: &mut Io<'_>) {
+    /// Reserves space ahead of its use, one piece at a time, in the background. `leaves_space`: what is left
+    /// in the file system is another's.
+    pub fn reserve(&mut self, now: Time, leaves_space: bool, io: &mut Io<'_>) {
         let is_waiting = self.reserving.retry_at.is_some_and(|at| now < at);
         if self.reserving.is_asked || is_waiting {
             return;
@@ -457,9 +458,11 @@ impl DataArea {
         self.reserving.retry_at = None;
         let next_size = self.reserving.next_size;
         let next = |size| self.allocator.to_reserve(size, next_size);
-        let Some(locations) = self.lacking().find_map(next) else {
+        let found = self.lacking().find_map(next);
+        let Some(locations) = found.filter(|_| !leaves_space) else {
             let larger = |size| self.allocator.to_reserve(size, SEGMENT_SIZE);
-            // Only pieces larger than `next_size` remain, and there was no space for larger pieces.
+            // Only pieces larger than `next_size` remain, and there was no space for larger pieces; or
+            // what is left is not to be taken.
             let has_refused = self.lacking().any(|size| larger(size).is_some());
             return self.reserving.pause(has_refused, now);
         };

@@ -108,6 +108,9 @@ pub struct Settings {
     /// Whether the store is a sparse file. The file system may have no space for a place of such a file,
     /// so space is reserved before the place is given to a block. False for a block device.
     pub is_sparse: bool,
+    /// Whether the store is a file in the file system of its engine. Then it takes no more of it while the
+    /// engine has little space left.
+    pub shares_space_with_engine: bool,
 }
 
 impl Default for Settings {
@@ -118,6 +121,7 @@ impl Default for Settings {
             idle_after: Duration::from_millis(100),
             checkpoint_after_bytes: u64::MAX,
             is_sparse: false,
+            shares_space_with_engine: false,
         }
     }
 }

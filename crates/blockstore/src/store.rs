@@ -377,9 +377,10 @@ impl Store {
 
     /// Reserves file system space before it is needed.
     fn reserve(&mut self, effects: &mut Vec<Effect>) {
+        let leaves_space = self.leaves_space();
         let parts = self.parts.as_mut().expect("it is open");
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
-        parts.blocks.area.reserve(self.now, io);
+        parts.blocks.area.reserve(self.now, leaves_space, io);
     }
 
     /// Begins a checkpoint if one is due, and advances the one being made.

@@ -464,6 +464,34 @@ fn on_a_file(mode: CommitMode, free_bytes: u64) -> Bench {
 }
 
 #[test]
+fn a_store_takes_no_more_of_the_space_that_its_engine_needs() {
+    use format::engine::EngineEvent;
+    for shares_space_with_engine in [false, true] {
+        let mut disk = created(&options(CommitMode::Fsync, 512));
+        disk.host = Some(Host::new(23 * MIB, 200 * MIB));
+        let settings = Settings { is_sparse: true, shares_space_with_engine, ..settings() };
+        let mut bench = Bench::on(disk, settings, 1);
+        bench.apply(Event::Engine(EngineEvent::Space { is_low: true }));
+        bench.run();
+        let free = |bench: &Bench| bench.disk.host.as_ref().expect("on a file").free_bytes;
+        let before = free(&bench);
+        let full = (0..400).find(|number| {
+            let id = bench.write(*number, 0, 32, u64::from(*number));
+            bench.run();
+            bench.answers[&id] == Err(StoreError::Full)
+        });
+        assert_eq!(full.is_some(), shares_space_with_engine, "{full:?}");
+        assert_eq!(free(&bench) == before, shares_space_with_engine);
+        bench.apply(Event::Engine(EngineEvent::Space { is_low: false }));
+        bench.pass(Duration::from_secs(2));
+        bench.next_epoch();
+        let id = bench.write(1000, 0, 32, 1);
+        bench.run();
+        assert!(bench.is_durable(id));
+    }
+}
+
+#[test]
 fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
     for mode in MODES {
         let mut bench = on_a_file(mode, 20 * MIB);

@@ -498,6 +498,8 @@ pub struct EngineReport {
     pub background_errors: u64,
     /// Whether something waits for space in the engine's file system.
     pub waits_for_space: bool,
+    /// Whether little space is left in it.
+    pub low_on_space: bool,
     /// Bytes of the journal that are kept because the engine does not have all of them durably.
     pub behind_bytes: u64,
     /// Number of lookups of a record that the cache of values answered, without the engine.

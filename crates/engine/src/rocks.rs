@@ -22,6 +22,7 @@ mod options;
 mod queue;
 mod read;
 mod read_only;
+mod space;
 mod statistics;
 mod write;
 
@@ -44,6 +45,7 @@ use format::engine::{
 pub use options::Settings;
 use queue::{Popped, Queue};
 pub use read_only::RocksReadOnly;
+use space::SpaceWatch;
 
 type Database = DBWithThreadMode<MultiThreaded>;
 
@@ -80,6 +82,7 @@ struct Shared {
     /// Whether a flush of our own is in the queue.
     is_flush_queued: AtomicBool,
     background_error_count: AtomicU64,
+    space: Mutex<SpaceWatch>,
     /// Held while the list of damaged column families is written.
     damaged_file: Mutex<()>,
     events: Mutex<Vec<Finished>>,
@@ -207,10 +210,12 @@ impl Rocks {
             flushes: Queue::new(),
             is_flush_queued: AtomicBool::new(false),
             background_error_count: AtomicU64::new(0),
+            space: Mutex::default(),
             damaged_file: Mutex::new(()),
             events: Mutex::new(Vec::new()),
             wake: Box::new(wake),
         });
+        shared.look_at_space();
         let mut engine = Rocks { shared, inflight: Inflight::default(), threads: Vec::new() };
         engine.start("engine-write", write::run)?;
         engine.start("engine-flush", |shared| shared.run_flushes())?;
@@ -406,7 +411,10 @@ impl Shared {
                         self.tell(Some(Lane::Flush), EngineEvent::Done { op, result });
                     }
                 }
-                Popped::Nothing => self.check_health(),
+                Popped::Nothing => {
+                    self.check_health();
+                    self.look_at_space();
+                }
                 Popped::Closed => return,
             }
         }

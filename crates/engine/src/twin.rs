@@ -42,6 +42,7 @@ pub struct Twin {
     ended_others: Vec<Finished>,
     events: Vec<Finished>,
     is_full: bool,
+    is_low: bool,
     poison: Option<String>,
 }
 
@@ -171,6 +172,7 @@ impl Twin {
             ended_others: Vec::new(),
             events: Vec::new(),
             is_full: false,
+            is_low: false,
             poison: None,
         }
     }
@@ -318,6 +320,9 @@ impl Twin {
         self.ended_writes.clear();
         self.ended_others.clear();
         self.events.clear();
+        if self.is_low {
+            self.events.push((None, EngineEvent::Space { is_low: true }));
+        }
         self.poison = None;
         for state in self.families.values_mut() {
             let kept = choose(state.unflushed.len() as u64 + 1) as usize;
@@ -331,6 +336,13 @@ impl Twin {
     /// The file system under the engine has no space from now on, or has some again.
     pub fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
+    }
+
+    /// Little space is left from now on, or no longer.
+    pub fn set_low(&mut self, is_low: bool) {
+        if std::mem::replace(&mut self.is_low, is_low) != is_low {
+            self.events.push((None, EngineEvent::Space { is_low }));
+        }
     }
 
     /// Work in the background fails: the engine is poisoned.

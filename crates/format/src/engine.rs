@@ -346,6 +346,11 @@ pub enum EngineEvent {
         /// The lsn.
         lsn: Lsn,
     },
+    /// Whether little space is left in the engine's file system. Comes when that changes; at first it is not.
+    Space {
+        /// Whether little is left.
+        is_low: bool,
+    },
     /// Nothing is known any more: all requests end with this error from now on. Comes once.
     Poisoned {
         /// What failed.

@@ -326,6 +326,7 @@ impl Run {
                 engine: EngineState {
                     is_lagging: self.random.below(8) == 0,
                     is_full: self.random.below(8) == 0,
+                    is_low: self.random.below(8) == 0,
                 },
                 limit_bytes: stamp << 20,
                 share_bytes: stamp << 18,

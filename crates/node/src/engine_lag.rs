@@ -13,7 +13,7 @@ use format::wire::EngineState;
 #[derive(Default)]
 pub struct EngineLag {
     own: EngineState,
-    /// Givers that lag or are full.
+    /// Givers that lag, are full, or have little space left.
     givers: BTreeMap<OsdId, EngineState>,
     /// Whether something has changed since the last call of [`EngineLag::take_change`].
     has_changed: bool,
@@ -50,6 +50,7 @@ impl EngineLag {
         of_givers.fold(self.own, |all, one| EngineState {
             is_lagging: all.is_lagging || one.is_lagging,
             is_full: all.is_full || one.is_full,
+            is_low: all.is_low || one.is_low,
         })
     }
 
@@ -65,8 +66,9 @@ mod tests {
 
     #[test]
     fn the_worst_of_all_counts_until_it_says_something_else() {
-        let lagging = EngineState { is_lagging: true, is_full: false };
-        let full = EngineState { is_lagging: false, is_full: true };
+        let calm = EngineState::default();
+        let lagging = EngineState { is_lagging: true, ..calm };
+        let full = EngineState { is_full: true, is_low: true, ..calm };
         let [one, other] = [1, 2].map(|id| OsdId::new(id).expect("in range"));
         let mut lag = EngineLag::default();
         assert!(lag.is_calm() && !lag.take_change());
@@ -75,7 +77,7 @@ mod tests {
         assert!(lag.take_change() && !lag.take_change() && !lag.is_calm());
         assert_eq!(lag.of([&other]), EngineState::default());
         lag.on_own(full);
-        assert_eq!(lag.of([&one, &other]), EngineState { is_lagging: true, is_full: true });
+        assert_eq!(lag.of([&one, &other]), EngineState { is_lagging: true, ..full });
         lag.on_own(EngineState::default());
         assert_eq!(lag.of([&one]), lagging);
         assert!(lag.take_change());

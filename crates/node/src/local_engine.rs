@@ -197,6 +197,7 @@ impl LocalEngine {
             stall: stall.to_owned(),
             background_errors: *background_error_count,
             waits_for_space: store.waits_for_engine_space(),
+            low_on_space: store.is_engine_low(),
             behind_bytes: store.engine_behind(),
             value_hits: values.hit_count,
             value_misses: values.miss_count,

@@ -47,8 +47,8 @@ pub(crate) struct Waiting {
     pub(crate) since: Time,
     /// Bytes that it holds in memory while it is open.
     pub(crate) bytes: u64,
-    /// See [`Scope::block_need`].
-    pub(crate) block_need: (u64, u64),
+    /// See [`Scope::need`].
+    pub(crate) need: ObjectNeed,
     pub(crate) request: Request,
 }
 
@@ -84,8 +84,8 @@ pub(crate) struct Scope {
     pub(crate) revision: MapRevision,
     /// Whether the request writes data; then it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// How much an operation on objects may write to blocks without a place: bytes, and blocks in part.
-    pub(crate) block_need: (u64, u64),
+    /// What an operation on objects may take.
+    pub(crate) need: ObjectNeed,
     /// Number of bytes that the request zeroes; in pools with parity this changes parity.
     pub(crate) zeroes_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
@@ -247,7 +247,7 @@ impl Requests {
 
 impl Scope {
     /// Creates the scope of a request. `image`: the image that the request or its session identifies, if any.
-    pub(crate) fn of(request: &Request, image: Option<ImageId>, block_need: (u64, u64)) -> Scope {
+    pub(crate) fn of(request: &Request, image: Option<ImageId>, need: ObjectNeed) -> Scope {
         Scope {
             session: request.session,
             pg: request.pg,
@@ -259,7 +259,7 @@ impl Scope {
                 Op::Zero { length, .. } => u64::from(length),
                 _ => 0,
             },
-            block_need,
+            need,
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {
                     true
@@ -277,15 +277,33 @@ impl Scope {
     }
 }
 
-/// Returns how much an operation on objects may write to blocks without a place: bytes, and blocks in part. A
-/// long one is not decoded for that: all of its bytes count.
-pub(crate) fn block_need_of(op: &Op) -> (u64, u64) {
-    let Op::Mutate { operation, .. } = op else { return (0, 0) };
-    let size = operation.size();
-    let decoded = || operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
-    match (size <= DECODED_SIZE_MAX).then(decoded).flatten() {
-        Some(operation) => operation.block_need(),
-        None => (size, 2),
+/// What an operation on objects may take of each member.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ObjectNeed {
+    /// How many bytes it may write to blocks that have no place yet.
+    pub(crate) bytes: u64,
+    /// The number of such blocks of which it may write a part.
+    pub(crate) blocks: u64,
+    /// Whether it may add to what is kept.
+    pub(crate) adds: bool,
+    /// Whether it may have been executed already.
+    pub(crate) again: bool,
+}
+
+impl ObjectNeed {
+    /// Returns what the operation needs. A long one is not decoded for that: all of its bytes count.
+    pub(crate) fn of(op: &Op) -> ObjectNeed {
+        let Op::Mutate { operation, again, .. } = op else { return ObjectNeed::default() };
+        let size = operation.size();
+        let decoded = || operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
+        let (bytes, blocks, adds) = match (size <= DECODED_SIZE_MAX).then(decoded).flatten() {
+            Some(operation) => {
+                let (bytes, blocks) = operation.block_need();
+                (bytes, blocks, operation.may_add())
+            }
+            None => (size, 2, true),
+        };
+        ObjectNeed { bytes, blocks, adds, again: *again }
     }
 }
 

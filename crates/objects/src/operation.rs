@@ -351,6 +351,17 @@ impl Operation {
         changes.map(need).fold((0, 0), |sum, need| (sum.0 + need.0, sum.1 + need.1))
     }
 
+    /// Whether the operation may add to what is kept, other than the results of what it removes.
+    pub fn may_add(&self) -> bool {
+        let mut changes = self.objects.iter().flat_map(|object| &object.changes);
+        !changes.all(|change| {
+            matches!(
+                change,
+                ObjectChange::Remove | ObjectChange::Unset(_) | ObjectChange::RemoveRecords { .. }
+            )
+        })
+    }
+
     /// Whether the operation is one put of data that needs no blocks, with no assertion.
     pub fn is_blind_put(&self) -> bool {
         let [ObjectSteps { assertions, changes, .. }] = &self.objects[..] else { return false };

@@ -799,6 +799,19 @@ impl Pg {
             && self.versions.ended().counter == self.versions.begun()
     }
 
+    /// Answers an operation on objects if it was executed before. Otherwise it is refused: there is no
+    /// room to execute it. Requires: the PG has objects, and is active.
+    pub fn answer_repeat(
+        &mut self,
+        ticket: Ticket,
+        session: SessionId,
+        op: Op,
+        actions: &mut Vec<Action>,
+    ) {
+        assert!(self.serving == Serving::Active);
+        self.execute_on_objects(ticket, session, (op, false), actions);
+    }
+
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active, or the
     /// operation is a direct read, for which the leases of all other members are valid; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
@@ -814,7 +827,7 @@ impl Pg {
     ) {
         assert!(self.serving == Serving::Active || matches!(op, Op::ReadPart { .. }));
         if self.shape.objects.is_some() {
-            return self.execute_on_objects(ticket, session, op, actions);
+            return self.execute_on_objects(ticket, session, (op, true), actions);
         }
         if let Err(refusal) = self.shape.check_op(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });

@@ -133,7 +133,7 @@ impl Pg {
         &mut self,
         ticket: Ticket,
         session: SessionId,
-        op: Op,
+        (op, has_room): (Op, bool),
         actions: &mut Vec<Action>,
     ) {
         let refusal = match op {
@@ -141,7 +141,7 @@ impl Pg {
                 match self.operation_of(&operation) {
                     Ok(operation) => {
                         let sender = Sender { session, number, lowest, again };
-                        return self.mutate(ticket, sender, operation, actions);
+                        return self.mutate(ticket, sender, (operation, has_room), actions);
                     }
                     Err(refusal) => refusal,
                 }

@@ -109,6 +109,7 @@ impl Bench {
                 }
                 EngineEvent::Read { .. }
                 | EngineEvent::Flushed { .. }
+                | EngineEvent::Space { .. }
                 | EngineEvent::Statistics { .. } => {}
             }
         }

@@ -3,6 +3,7 @@
 //! The superblock of the store says whether there is one. An engine that it does not name, but that names this
 //! store, was being added when the process ended: the store takes it now.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base::{OsdId, PoolId};
@@ -27,6 +28,12 @@ pub fn directory_of(path: &Path, named: Option<&Path>) -> Option<PathBuf> {
     let beside = || device_at(path).is_none().then(|| path.join(DIRECTORY));
     let absolute = |named: &Path| std::path::absolute(named).unwrap_or_else(|_| named.to_owned());
     named.map(absolute).or_else(beside)
+}
+
+/// Returns whether the directory of the engine lies in the file system of the OSD's blocks.
+pub fn shares_space(path: &Path, objects: Option<&Path>) -> bool {
+    let file_system = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
+    objects.and_then(file_system).is_some_and(|of_engine| Some(of_engine) == file_system(path))
 }
 
 /// Opens the engine, if there is one. `memory`: bytes for its cache; what was written last takes about as

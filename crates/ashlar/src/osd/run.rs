@@ -154,6 +154,7 @@ fn run_once(
         engine::open(objects, &superblock, obstacle, memory, move || waker.wake())?;
     settings.engine = engine;
     settings.store.is_sparse = is_sparse;
+    settings.store.shares_space_with_engine = engine::shares_space(path, objects);
     settings.buffered = buffered;
     let keeper = Keeper::new(config, io::log::write);
     serve((reactor, rocks), identity, settings, device_size, &trust, &keeper)

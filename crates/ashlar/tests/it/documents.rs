@@ -63,7 +63,7 @@ fn every_health_code_is_documented() {
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let documented: BTreeSet<&str> = rows.collect();
     let monitor = root().join("crates/cluster/src/monitor");
-    let source: String = ["status.rs", "pg_health.rs", "restore.rs"]
+    let source: String = ["status.rs", "pg_health.rs", "engine_health.rs", "restore.rs"]
         .iter()
         .map(|name| read(&monitor.join(name)))
         .collect();

@@ -1,6 +1,7 @@
 //! Tests of pools of objects: their OSDs get engines, keep them, and start with no other.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -158,6 +159,92 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     stop(&mut daemon);
     let error = cluster.refused(&["osd", "run", &device.path], "engine");
     assert!(message(&error).contains("needs its engine"), "{error}");
+}
+
+/// Where the engine of an OSD lies: a small file system that only this OSD sees.
+struct SmallFileSystem {
+    daemon: Child,
+    place: PathBuf,
+}
+
+impl SmallFileSystem {
+    /// Runs an OSD on this device, with its engine in a file system of this size.
+    fn run_osd(cluster: &Cluster, device: &str, size: &str) -> SmallFileSystem {
+        let place = cluster.path().join("small");
+        fs::create_dir(&place).expect("writable");
+        let script = "mount -t tmpfs -o size=\"$1\" none \"$2\" && shift 2 && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh", size]).arg(&place);
+        command.args([ASHLAR, "osd", "run", device, "--cluster"]).arg(cluster.path());
+        command.arg("--objects").arg(place.join("records")).stderr(Stdio::null());
+        SmallFileSystem { daemon: command.spawn().expect("it starts"), place }
+    }
+
+    /// Something else takes so many bytes, or all that are left.
+    fn take(&self, size: usize) {
+        // Other processes see it below the directory of the daemon.
+        let seen = format!("/proc/{}/root{}/ballast", self.daemon.id(), self.place.display());
+        let mut file = fs::File::create(seen).expect("the OSD runs");
+        let part = vec![1; 1 << 20];
+        let parts = (0..size.div_ceil(1 << 20)).map(|_| file.write_all(&part));
+        assert!(parts.take_while(Result::is_ok).count() > 0 || size == 0);
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+#[test]
+fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has_none() {
+    let cluster = Cluster::up("full-engine", &["--osds", "1", "--osd-size", "256MiB"]);
+    let device = LoopDevice::new(cluster.path(), "backing", 256 << 20);
+    let id = cluster.json(&["osd", "create", &device.path])["id"].as_u64().expect("a number");
+    // Little is below half of it.
+    let small = SmallFileSystem::run_osd(&cluster, &device.path, "200M");
+    cluster.wait_osd(id, true);
+    let create = ["pool", "create", "kv", "--kind", "object", "--pgs", "8", "--replicas", "2"];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
+    cluster.wait_clean();
+    let value = "x".repeat(30_000);
+    let keys: Vec<String> = (0..40).map(|number| format!("key {number}")).collect();
+    keys.iter().for_each(|key| _ = cluster.run(&["kv", "put", key, &value]));
+    let has = |code: &str| {
+        let checks = cluster.json(&["status"])["checks"].as_array().expect("a list").clone();
+        checks.iter().any(|check| check["code"] == code)
+    };
+    // Some PGs are led by this OSD, some by the other one, which hears of it.
+    small.take(120 << 20);
+    wait_for("little space", || has("engine_low"));
+    for key in &keys[..20] {
+        let error = cluster.refused(&["kv", "put", key, "1"], "full");
+        assert!(message(&error).contains("space"), "{error}");
+        assert_eq!(cluster.run(&["kv", "get", key]), value);
+        cluster.run(&["kv", "del", key]);
+    }
+    let long = cluster.path().join("long");
+    fs::write(&long, vec![1; 5 << 20]).expect("writable");
+    cluster.refused(&["object", "put", "long", long.to_str().expect("UTF-8")], "full");
+    small.take(0);
+    wait_for("space", || !has("engine_low"));
+    keys[..20].iter().for_each(|key| _ = cluster.run(&["kv", "put", key, "back"]));
+    // Nothing at all is left: what was answered is still read, and volumes do not stand still.
+    small.take(1 << 30);
+    wait_for("little space", || has("engine_low"));
+    cluster.refused(&["kv", "put", "more", "1"], "full");
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
+    for (at, key) in keys.iter().enumerate() {
+        let kept = if at < 20 { "back" } else { value.as_str() };
+        assert_eq!(cluster.run(&["kv", "get", key]), *kept);
+    }
+    small.take(0);
+    wait_for("space", || !has("engine_low") && !has("engine_full"));
+    cluster.run(&["kv", "put", "more", "1"]);
+    cluster.wait_clean();
 }
 
 /// Waits until PGs of the newest pool wait for something, in these words.

@@ -484,6 +484,33 @@ fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
     }
 }
 
+/// An OSD is away while a million records change, and then has them all.
+#[test]
+fn an_osd_that_was_away_gets_a_million_records() {
+    let cluster = with_objects("a-million", "2");
+    let lines = |round: u32, count: u32| -> Vec<String> {
+        let line = |number: u32| {
+            let key = number.wrapping_mul(0x9e37_79b9);
+            format!("key {key:08x}\t{round} {number} {}\n", "x".repeat(number as usize % 50))
+        };
+        (0..count).map(line).collect()
+    };
+    piped(&cluster, &["kv", "bulk", "-"], lines(1, 10_000).concat().as_bytes());
+    cluster.wait_clean();
+    cluster.run(&["osd", "stop", "2"]);
+    cluster.wait_active();
+    let mut all = lines(2, 1_000_000);
+    let said = piped(&cluster, &["kv", "bulk", "-"], all.concat().as_bytes());
+    assert_eq!(said, b"1000000 keys changed\n");
+    cluster.run(&["osd", "start", "2"]);
+    cluster.wait_clean();
+    cluster.run(&["osd", "stop", "1"]);
+    cluster.wait_active();
+    all.sort_unstable();
+    let scan = bytes_of(&mut cluster.command(&["kv", "scan"]));
+    assert!(scan == all.concat().as_bytes(), "{} bytes differ", scan.len());
+}
+
 /// Damages a part of all files of an engine: neither their beginning, where the engine says what it has,
 /// nor their end, which says where records are.
 fn damage_engine(objects: &Path) -> usize {

@@ -330,7 +330,8 @@ impl Store {
         }
         self.parts_mut().journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
         if header.kind == EntryKind::Page {
-            self.lag.pages.insert(id);
+            let adds = |change: &_| matches!(change, format::engine::Change::Put { .. });
+            self.lag.begin_page(id, body.records.iter().any(adds));
         }
         if !body.records.is_empty() {
             self.value_cache.touch(pg.pool, &body.records);
@@ -442,6 +443,10 @@ impl Store {
             EngineEvent::Poisoned { text } => Err(text),
             EngineEvent::Flushed { family, lsn } => {
                 self.pending.on_flushed(family, lsn);
+                Ok(())
+            }
+            EngineEvent::Space { is_low } => {
+                self.on_engine_space(is_low);
                 Ok(())
             }
             EngineEvent::Statistics { .. } => unreachable!("the store asks for none"),

@@ -1,11 +1,13 @@
 //! Lag: whether the journal, or what waits for the engine, grows faster than the engine takes it. The owner gives
-//! no versions to mutations of objects meanwhile. See rule 14 of `docs/internals/objects.md`.
+//! no versions to mutations of objects meanwhile. And whether the engine has little space left: then it gives versions
+//! only to those that add nothing. See rules 14 and 21 of `docs/internals/objects.md`.
 //!
 //! Invariants
 //!   1. A store that lags says so until it is well below where that began.
-//!   2. A page is answered when the store does not lag: so a learner's engine is not overrun by its filling.
+//!   2. A page is answered when the store does not lag, and one that adds records when the engine has space: so a
+//!      learner's engine is not overrun by its filling.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::Store;
 use super::batch::PENDING_SIZE_MAX;
@@ -19,11 +21,20 @@ const ENDS_BELOW: u64 = 11;
 /// Whether a store lags, and the pages that it answers late.
 #[derive(Default)]
 pub(super) struct Lag {
-    pub is_lagging: bool,
-    /// Pages that are not durable.
-    pub pages: BTreeSet<RequestId>,
+    is_lagging: bool,
+    /// Whether the engine has little space left.
+    is_low: bool,
+    /// Pages that are not durable, and whether they add records.
+    pages: BTreeMap<RequestId, bool>,
     /// Pages that are durable, in the order of their answers.
-    late: Vec<RequestId>,
+    late: Vec<(RequestId, bool)>,
+}
+
+impl Lag {
+    /// Notes a page that was journaled. `adds`: whether it adds records.
+    pub fn begin_page(&mut self, id: RequestId, adds: bool) {
+        self.pages.insert(id, adds);
+    }
 }
 
 impl Store {
@@ -31,6 +42,22 @@ impl Store {
     /// true.
     pub fn is_lagging(&self) -> bool {
         self.lag.is_lagging
+    }
+
+    /// Whether the engine has little space left. Give no version to a mutation of an object that adds
+    /// something while this is true.
+    pub fn is_engine_low(&self) -> bool {
+        self.lag.is_low
+    }
+
+    /// The engine has little space left, or again enough.
+    pub(super) fn on_engine_space(&mut self, is_low: bool) {
+        self.lag.is_low = is_low;
+    }
+
+    /// Whether the store leaves the space of its file system to its engine.
+    pub(super) fn leaves_space(&self) -> bool {
+        self.lag.is_low && self.settings.shares_space_with_engine
     }
 
     /// Looks how far the engine is behind, holds the answers of pages back, and answers those that waited.
@@ -47,20 +74,23 @@ impl Store {
             true => used >= size / all * ENDS_BELOW || pending >= pending_max / all * ENDS_BELOW,
             false => used >= size / all * sixteenths || pending >= pending_max,
         };
-        if !lag.pages.is_empty() {
-            let is_late = |effect: &mut Effect| match effect {
-                Effect::Done { id, .. } => lag.pages.remove(id) && lag.is_lagging,
+        let Lag { is_lagging, is_low, pages, late } = lag;
+        let is_late = |adds: bool| *is_lagging || (*is_low && adds);
+        if !pages.is_empty() {
+            let mut is_page = |effect: &mut Effect| match effect {
+                Effect::Done { id, .. } => match pages.remove(id).filter(|adds| is_late(*adds)) {
+                    Some(adds) => {
+                        late.push((*id, adds));
+                        true
+                    }
+                    None => false,
+                },
                 _ => false,
             };
-            let late = effects.extract_if(from.., is_late).filter_map(|effect| match effect {
-                Effect::Done { id, .. } => Some(id),
-                _ => None,
-            });
-            lag.late.extend(late.collect::<Vec<RequestId>>());
+            effects.extract_if(from.., &mut is_page).for_each(drop);
         }
-        if !lag.is_lagging {
-            let done = |id| Effect::Done { id, result: Ok(Answer::Durable) };
-            effects.extend(lag.late.drain(..).map(done));
-        }
+        let is_due = |(_, adds): &mut (RequestId, bool)| !is_late(*adds);
+        let done = |(id, _)| Effect::Done { id, result: Ok(Answer::Durable) };
+        effects.extend(late.extract_if(.., is_due).map(done));
     }
 }

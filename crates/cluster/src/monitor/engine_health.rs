@@ -30,8 +30,16 @@ pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
             "engine_full",
             Severity::Error,
             format!("the file system with the records of objects of {osd} is full"),
-            "make space in it, or remove objects: nothing is lost, but changes of objects wait, and later \
-             all writes of this OSD",
+            "make space in it: nothing is lost, but changes of objects are refused, and later all writes of \
+             this OSD wait",
+        );
+    } else if engine.low_on_space {
+        add(
+            "engine_low",
+            Severity::Error,
+            format!("the file system with the records of objects of {osd} has little space left"),
+            "what adds to objects there is refused, and copies that are being filled wait: remove objects or \
+             records (space comes back within a minute), make space in the file system, or add OSDs",
         );
     }
     if engine.stall == "stopped" {
@@ -98,5 +106,7 @@ mod tests {
         };
         let all = ["engine_damaged", "engine_full", "engine_stopped", "engine_errors"];
         assert_eq!(codes(Some(bad), &[PoolId::FIRST]), all);
+        let low = EngineReport { low_on_space: true, ..EngineReport::default() };
+        assert_eq!(codes(Some(low), &[]), ["engine_low"]);
     }
 }

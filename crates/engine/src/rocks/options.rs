@@ -21,6 +21,9 @@ pub struct Settings {
     pub read_threads: u32,
     /// Files that are open at the same time.
     pub open_files_max: u32,
+    /// The least space of the file system, in bytes, below which little is left: a 32nd of it, but at least
+    /// this, and at most 2 GiB or half of it.
+    pub low_space_min: u64,
 }
 
 impl Default for Settings {
@@ -32,6 +35,7 @@ impl Default for Settings {
             background_rate_max: None,
             read_threads: 2,
             open_files_max: 1024,
+            low_space_min: 128 << 20,
         }
     }
 }

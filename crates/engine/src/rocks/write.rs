@@ -26,6 +26,7 @@ pub(super) fn run(shared: &Shared) {
     while let Some(mut requests) = shared.writes.pop_all() {
         while !requests.is_empty() {
             writer.turn(&mut requests);
+            shared.look_at_space();
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use engine::{Compression, EngineError, EngineEvent, OpenError, Rocks, Settings};
+use engine::{Change, Compression, EngineError, EngineEvent, OpenError, Rocks, Settings};
 
 use crate::subject::{Client, IDENTITY, Random, RealEngine, TempDirectory, pool, put, settings};
 
@@ -246,6 +246,35 @@ fn child_has_no_space_for_families() {
     let found: Vec<u32> = found.iter().map(|found| found.family.get()).collect();
     assert_eq!(found, there);
     println!("the full file system was survived");
+}
+
+/// Little space is told before there is none; what is removed comes back without further writes.
+#[test]
+#[ignore = "the child of a test below"]
+fn child_is_told_that_little_space_is_left() {
+    const SIZE: usize = 1 << 20;
+    let settings = Settings { low_space_min: 80 << 20, ..settings() };
+    let Some(mut client) = open(&settings) else { return };
+    let told = |is_low| move |event: &EngineEvent| *event == EngineEvent::Space { is_low };
+    let count = 40;
+    for lsn in 1..=count {
+        client.write(1, lsn, vec![put(name(lsn), noise(lsn, SIZE))]).expect("there is space");
+    }
+    // A compaction takes about as much again for a while.
+    client.flush(1).expect("flushed");
+    let ballast = client.engine.directory.0.with_file_name("ballast");
+    fs::write(ballast, vec![1; 55 << 20]).expect("space");
+    client.wait_for(told(true));
+    let range = Change::DeleteRange { start: name(1).into(), end: name(count + 1).into() };
+    client.write(1, count + 1, vec![range]).expect("there is space");
+    client.wait_for(told(false));
+    assert_eq!(client.get(1, name(1)), Ok(None));
+    println!("the full file system was survived");
+}
+
+#[test]
+fn little_space_is_told_and_comes_back_when_records_are_removed() {
+    run_child("160m", "full::child_is_told_that_little_space_is_left");
 }
 
 #[test]

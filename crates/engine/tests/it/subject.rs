@@ -80,7 +80,12 @@ impl Drop for TempDirectory {
 }
 
 pub fn settings() -> Settings {
-    Settings { cache_size: 8 << 20, write_buffer_size: 4 << 20, ..Settings::default() }
+    Settings {
+        cache_size: 8 << 20,
+        write_buffer_size: 4 << 20,
+        low_space_min: 0,
+        ..Settings::default()
+    }
 }
 
 /// An engine behind its door.

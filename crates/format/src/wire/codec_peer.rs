@@ -973,7 +973,7 @@ impl Reader<'_> {
 // ---- leases ---------------------------------------------------------------------------------
 
 /// Number of flags in a grant.
-const GRANT_FLAG_COUNT: u32 = 3;
+const GRANT_FLAG_COUNT: u32 = 4;
 
 pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
     match message {
@@ -1002,7 +1002,7 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
             bytes.push(LEASE_GRANTED);
             put_u64(bytes, *stamp);
             put_u32(bytes, *valid_ms);
-            let flags = [*is_full, engine.is_lagging, engine.is_full];
+            let flags = [*is_full, engine.is_lagging, engine.is_full, engine.is_low];
             bytes.push(flags.iter().rev().fold(0, |byte, flag| byte << 1 | u8::from(*flag)));
             put_u64(bytes, *limit_bytes);
             put_u64(bytes, *share_bytes);
@@ -1033,8 +1033,9 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
             if flags >= 1 << GRANT_FLAG_COUNT {
                 return wrong(format!("unknown flags {flags} of a lease grant"));
             }
-            let [is_full, is_lagging, is_engine_full] = [1, 2, 4].map(|flag| flags & flag != 0);
-            let engine = EngineState { is_lagging, is_full: is_engine_full };
+            let [is_full, is_lagging, is_engine_full, is_low] =
+                [1, 2, 4, 8].map(|flag| flags & flag != 0);
+            let engine = EngineState { is_lagging, is_full: is_engine_full, is_low };
             let (limit_bytes, share_bytes) = (reader.u64()?, reader.u64()?);
             let largest_bytes = reader.u64()?;
             let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;

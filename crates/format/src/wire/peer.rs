@@ -722,13 +722,16 @@ pub enum Change {
     Delete,
 }
 
-/// What the engine of an OSD has to say to mutations of objects: in both cases none gets a version.
+/// What the engine of an OSD has to say to mutations of objects. While it lags or is full, none gets a
+/// version.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct EngineState {
     /// It takes less than comes: mutations wait.
     pub is_lagging: bool,
     /// It has no room: mutations are refused as full.
     pub is_full: bool,
+    /// It has little room: mutations that add something are refused as full.
+    pub is_low: bool,
 }
 
 /// Messages about leases between two OSDs, on a separate connection that the holder opens.

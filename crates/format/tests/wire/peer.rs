@@ -240,7 +240,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         valid_ms,
         lost: Vec::new(),
         is_full: false,
-        engine: EngineState { is_lagging: true, is_full: false },
+        engine: EngineState { is_lagging: true, ..EngineState::default() },
         limit_bytes,
         share_bytes,
         largest_bytes: 8 << 20,
@@ -698,14 +698,18 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                 owed_bytes,
             }
         ),
-        (any::<u64>(), any::<u32>(), lost, any::<[bool; 3]>(), any::<[u64; 3]>()).prop_map(
+        (any::<u64>(), any::<u32>(), lost, any::<[bool; 4]>(), any::<[u64; 3]>()).prop_map(
             |(stamp, valid_ms, lost, flags, [limit_bytes, share_bytes, largest_bytes])| {
                 LeaseMessage::Granted {
                     stamp,
                     valid_ms,
                     lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
                     is_full: flags[0],
-                    engine: EngineState { is_lagging: flags[1], is_full: flags[2] },
+                    engine: EngineState {
+                        is_lagging: flags[1],
+                        is_full: flags[2],
+                        is_low: flags[3],
+                    },
                     limit_bytes,
                     share_bytes,
                     largest_bytes,

@@ -1,5 +1,6 @@
 //! Lag of engines: mutations of objects get no versions while a store that must take them lags, or its engine
-//! is full; they wait, then are answered *busy*. What comes while an engine is full is refused as full.
+//! is full; they wait, then are answered *busy*. What comes while an engine is full is refused as full, and so
+//! is what adds something while one has little space left.
 
 use base::Time;
 use format::wire::EngineState;
@@ -20,6 +21,7 @@ impl Node {
         self.engine_lag.on_own(EngineState {
             is_lagging: self.store.is_lagging(),
             is_full: self.store.waits_for_engine_space(),
+            is_low: self.store.is_engine_low(),
         });
         let has_changed = self.engine_lag.take_change();
         if self.engine_lag.is_calm() && !has_changed {
@@ -27,7 +29,7 @@ impl Node {
         }
         // A PG that has come or got other givers since is looked at, too.
         for slot in self.pgs.slots() {
-            let EngineState { is_lagging, is_full } = self.engine_state(slot);
+            let EngineState { is_lagging, is_full, .. } = self.engine_state(slot);
             let holds = is_lagging || is_full;
             if self.pgs[slot].holds_versions() != holds {
                 self.drive(now, slot, effects, |pg, actions| pg.hold_versions(holds, actions));

@@ -17,14 +17,16 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
 use format::door::NetEffect;
-use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, PgEntry, Refusal, Reply, Request};
+use format::wire::{
+    EngineState, Message, Op, Outcome, PAYLOAD_SIZE_MAX, PgEntry, Refusal, Reply, Request,
+};
 use pg::{Serving, Ticket};
 
 use super::{Node, Phase};
 use crate::Effect;
 use crate::pg_table::PgSlot;
 use crate::requests::{
-    Scope, Started, Waiting, block_need_of, is_as_of_now, list_of_pg, may_ask, names_of,
+    ObjectNeed, Scope, Started, Waiting, is_as_of_now, list_of_pg, may_ask, names_of,
     pages_size_max, pgs_of, size_of, work_of,
 };
 use crate::session_takeover::Takeover;
@@ -35,10 +37,21 @@ use crate::space_credits::Verdict as Space;
 enum Verdict {
     /// Pass the request to the PG in this slot.
     Serve(PgSlot),
+    /// Pass the request to the PG in this slot, which answers it if it was executed before: there is no room
+    /// to execute it.
+    ServeRepeat(PgSlot),
     /// Check the request again later.
     Wait,
     /// Refuse the request for this reason.
     Refuse(Refusal),
+}
+
+/// Returns the verdict on a request for which there is no room. What was executed before is not refused.
+fn without_room(slot: PgSlot, scope: &Scope) -> Verdict {
+    match scope.need.again {
+        true => Verdict::ServeRepeat(slot),
+        false => Verdict::Refuse(Refusal::Full),
+    }
 }
 
 impl Node {
@@ -124,8 +137,8 @@ impl Node {
         if let Some(link) = self.sessions.connection(connection) {
             link.open_count += 1;
         }
-        let block_need = block_need_of(&request.op);
-        let waiting = Waiting { connection, since: now, bytes, block_need, request };
+        let need = ObjectNeed::of(&request.op);
+        let waiting = Waiting { connection, since: now, bytes, need, request };
         self.judge_and_go(now, waiting, effects);
     }
 
@@ -162,10 +175,10 @@ impl Node {
         }
     }
 
-    fn scope_of(&self, Waiting { request, block_need, .. }: &Waiting) -> Scope {
+    fn scope_of(&self, Waiting { request, need, .. }: &Waiting) -> Scope {
         let image = names_of(request).image;
         let named = || self.sessions.names(request.session)?.image;
-        Scope::of(request, image.or_else(named), *block_need)
+        Scope::of(request, image.or_else(named), *need)
     }
 
     /// Returns whether this request must wait, because a newer session of its image acts on a map that this
@@ -179,7 +192,10 @@ impl Node {
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let scope = self.scope_of(&waiting);
         match self.judge(now, &scope) {
-            Verdict::Serve(slot) => self.start(now, slot, scope, waiting, effects),
+            Verdict::Serve(slot) => self.start(now, (slot, true), scope, waiting, effects),
+            Verdict::ServeRepeat(slot) => {
+                self.start(now, (slot, false), scope, waiting, effects);
+            }
             Verdict::Wait if waiting.since + self.settings.wait_max > now => {
                 self.requests.keep_waiting(waiting);
             }
@@ -212,17 +228,19 @@ impl Node {
             self.requests.await_store();
             return Verdict::Wait;
         }
-        if scope.changes && scope.is_of_objects && *self.pgs[slot].serving() == Serving::Active {
-            let engine = self.engine_state(slot);
-            if engine.is_full {
-                return Verdict::Refuse(Refusal::Full);
-            }
-            if engine.is_lagging {
-                return Verdict::Wait;
-            }
-        }
         match self.pgs[slot].serving() {
-            Serving::Active if self.is_leased(now, slot) => self.judge_space(now, slot, scope),
+            Serving::Active if self.is_leased(now, slot) => {
+                if scope.changes && scope.is_of_objects {
+                    let EngineState { is_lagging, is_full, is_low } = self.engine_state(slot);
+                    if is_full || (is_low && scope.need.adds) {
+                        return without_room(slot, scope);
+                    }
+                    if is_lagging {
+                        return Verdict::Wait;
+                    }
+                }
+                self.judge_space(now, slot, scope)
+            }
             Serving::Idle { .. } if self.peers.is_waiting_for_grants(scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
             _ => Verdict::Wait,
@@ -298,7 +316,7 @@ impl Node {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
             }
-            Space::Full if !self.frees_stripe(slot, scope) => Verdict::Refuse(Refusal::Full),
+            Space::Full if !self.frees_stripe(slot, scope) => without_room(slot, scope),
             Space::Full | Space::Unknown => {
                 self.requests.await_space();
                 if self.pgs[slot].keeps_parity() {
@@ -317,7 +335,7 @@ impl Node {
         let pg = &self.pgs[slot];
         let block_bytes = pg.block_size().bytes();
         if scope.is_of_objects {
-            let (bytes, blocks) = scope.block_need;
+            let ObjectNeed { bytes, blocks, .. } = scope.need;
             return (bytes.div_ceil(block_bytes) + blocks) * block_bytes;
         }
         let needs_space = scope.writes_data || (scope.zeroes_bytes > 0 && pg.keeps_parity());
@@ -381,10 +399,11 @@ impl Node {
         self.is_held_back(scope).then_some(Verdict::Wait)
     }
 
+    /// Passes a request to its PG. `has_room`: whether there is room to execute it.
     fn start(
         &mut self,
         now: Time,
-        slot: PgSlot,
+        (slot, has_room): (PgSlot, bool),
         scope: Scope,
         waiting: Waiting,
         effects: &mut Vec<Effect>,
@@ -396,7 +415,7 @@ impl Node {
         let Request { session, sequence, op, .. } = request;
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let space_bytes = self.space_bytes(slot, &scope);
+        let space_bytes = if has_room { self.space_bytes(slot, &scope) } else { 0 };
         self.take_space(slot, space_bytes);
         let started = Started {
             connection,
@@ -414,7 +433,10 @@ impl Node {
         let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
         self.drive(now, slot, effects, |pg, actions| {
             pg.set_time_of_day(time_of_day);
-            pg.execute(ticket, session, op, actions);
+            match has_room {
+                true => pg.execute(ticket, session, op, actions),
+                false => pg.answer_repeat(ticket, session, op, actions),
+            }
         });
     }
 

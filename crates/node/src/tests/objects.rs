@@ -339,6 +339,43 @@ fn mutations_are_full_while_the_engine_is() {
     assert!(is_done(&rig.ask(1, put(4))));
 }
 
+/// Returns the operation, sent with this number, perhaps again.
+fn operation(number: u64, again: bool, changes: Vec<::objects::ObjectChange>) -> Op {
+    let name = ::objects::Name::new(b"1").unwrap();
+    let steps = ::objects::ObjectSteps { name, assertions: Vec::new(), changes };
+    let bytes = ::objects::Operation { objects: vec![steps] }.encode();
+    let operation = Payload::new(&bytes, &BufferPool::default());
+    Op::Mutate { number, lowest: 1, again, operation }
+}
+
+#[test]
+fn only_what_adds_nothing_is_executed_while_little_space_is_left() {
+    use ::objects::{Field, ObjectChange};
+    let mut rig = serving_clients();
+    let value = |number| vec![ObjectChange::Set(Field::Record(vec![1]), vec![number])];
+    assert!(is_done(&rig.ask(1, operation(1, false, value(1)))));
+    rig.engine.as_mut().unwrap().set_low(true);
+    rig.advance(Duration::from_secs(1));
+    let last = rig.node.store.last_version(PG);
+    assert_eq!(rig.ask(1, operation(2, false, value(2))), Err(Refusal::Full));
+    assert_eq!(rig.ask(1, put(3)), Err(Refusal::Full));
+    // What was executed before is answered; what was not is refused.
+    let version = last;
+    let executed = Ok(Outcome::Mutated { version, results: Vec::new() });
+    assert_eq!(rig.ask(1, operation(1, true, value(1))), executed);
+    assert_eq!(rig.ask(1, operation(4, true, value(4))), Err(Refusal::Full));
+    assert_eq!(rig.node.store.last_version(PG), last);
+    let record = vec![ObjectChange::Unset(Field::Record(vec![1]))];
+    let range = vec![ObjectChange::RemoveRecords { from: vec![1], before: None }];
+    for (number, changes) in [(5, record), (6, range), (7, vec![ObjectChange::Remove])] {
+        assert!(is_done(&rig.ask(1, operation(number, false, changes))), "{number}");
+    }
+    assert!(rig.node.store.last_version(PG) > last);
+    rig.engine.as_mut().unwrap().set_low(false);
+    rig.advance(Duration::from_secs(1));
+    assert!(is_done(&rig.ask(1, operation(8, false, value(8)))));
+}
+
 /// Returns a request for the names of the PG, and of those beside it.
 fn list(beside: &[(u32, u32)]) -> Op {
     let listing = ::objects::Listing { count_max: 10, size_max: 100, ..Default::default() };

@@ -34,6 +34,8 @@ pub struct Mutation {
     pub ticket: Ticket,
     pub sender: Sender,
     pub operation: Operation,
+    /// Whether there is room to execute it.
+    pub has_room: bool,
     /// Whether its repeat must be looked for before it is executed.
     pub is_unsure: bool,
     /// The time at which it came, in milliseconds since 1970.
@@ -137,12 +139,13 @@ impl Done {
 }
 
 impl Pg {
-    /// Takes an operation on objects of this PG.
+    /// Takes an operation on objects of this PG. `has_room`: whether there is room to execute it; if not,
+    /// it is only answered if it was executed before.
     pub(super) fn mutate(
         &mut self,
         ticket: Ticket,
         sender: Sender,
-        operation: Operation,
+        (operation, has_room): (Operation, bool),
         actions: &mut Vec<Action>,
     ) {
         if let Err(refusal) = self.objects.sessions.begin(sender) {
@@ -154,7 +157,7 @@ impl Pg {
         let is_unsure = sender.again && !planted::on(Bug::RepeatExecuted);
         let is_blind = operation.is_blind_put() && !is_unsure;
         let put = is_blind.then(|| operation.objects[0].name.clone());
-        let mutation = Mutation { ticket, sender, operation, is_unsure, now };
+        let mutation = Mutation { ticket, sender, operation, has_room, is_unsure, now };
         self.objects.mutations.insert(number, mutation);
         match put {
             Some(name) => {
@@ -227,7 +230,7 @@ impl Pg {
         let Objects { turns, mutations, queue, draw_count, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         while let Some(number) = turn.left.front().copied() {
-            let Some(Mutation { ticket, sender, operation, is_unsure, now }) =
+            let Some(Mutation { ticket, sender, operation, has_room, is_unsure, now }) =
                 mutations.get(&number)
             else {
                 // It was refused while it waited.
@@ -241,6 +244,12 @@ impl Pg {
             }
             if let Some((_, repeat)) = turn.repeat.take_if(|(of, _)| *of == number) {
                 turn.done.push(done(Ok(Answered::Before(repeat))));
+                mutations.remove(&number);
+                turn.left.pop_front();
+                continue;
+            }
+            if !has_room {
+                turn.done.push(done(Err(Refused::ByStore(Refusal::Full))));
                 mutations.remove(&number);
                 turn.left.pop_front();
                 continue;

@@ -269,8 +269,8 @@ fn ranges_of(name: &Name, shard_count: u32) -> (Vec<u8>, Range, Range) {
     (head, attributes_range(shard, name), records_range(shard, name, &[], None))
 }
 
-/// Returns the changes that remove all of an object but its blocks, whatever a learner has of it: once its head is
-/// gone, nothing would tell of the rest.
+/// Returns the changes that remove all of an object but its blocks, whatever a learner has of it: once its
+/// head is gone, nothing would tell of the rest.
 pub(super) fn removal_of(name: &Name, shard_count: u32) -> Vec<Change> {
     let (key, attributes, records) = ranges_of(name, shard_count);
     let ranges = [attributes, records].map(|(start, end)| Change::DeleteRange { start, end });
@@ -463,8 +463,8 @@ impl Long {
     }
 }
 
-/// Returns the lines by which the units of a block that the content covers become this. `version`: that of a line
-/// that removes it.
+/// Returns the lines by which the units of a block that the content covers become this. `version`: that of a
+/// line that removes it.
 pub(super) fn lines_of(
     key: BlockKey,
     content: &Content,

@@ -172,6 +172,7 @@ impl Osd {
             idle_after: base::Duration::from_millis(50),
             checkpoint_after_bytes: plan.checkpoint_after_bytes,
             is_sparse: plan.is_sparse,
+            shares_space_with_engine: true,
         }
     }
 

@@ -263,6 +263,7 @@ impl Objects {
 
     fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
+        self.twin.set_low(is_full);
         self.twin.set_full(is_full);
     }
 

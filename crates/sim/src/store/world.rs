@@ -535,6 +535,7 @@ impl World {
             idle_after: self.plan.idle_after,
             checkpoint_after_bytes: self.plan.checkpoint_after_bytes,
             is_sparse: self.plan.is_sparse,
+            shares_space_with_engine: true,
         };
         let mut effects = Vec::new();
         let (pool, size) = (self.pool.clone(), self.disk.size());
