@@ -35,6 +35,8 @@ macro_rules! counted_id {
         impl $name {
             /// The smallest id.
             pub const FIRST: $name = $name(1);
+            /// The largest id.
+            pub const LAST: $name = $name(u32::MAX);
 
             /// Creates an id; returns `None` for 0, which is not a valid id.
             pub const fn new(number: u32) -> Option<$name> {

@@ -2,11 +2,11 @@
 
 use base::{BlockSize, Buffer, BufferPool, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{BlockAction, BlockChange, LOCATION_NONE, NoteKey, UnitSet};
-use format::engine::{Change, EngineEffect, EngineEvent};
+use format::engine::{Change, EngineEffect};
 
 use crate::batch_tests::*;
 use crate::harness::{Bench, Random, key, unit};
-use crate::{Answer, Batch, CommitMode, Event, Page, Request, RequestId, StoreError};
+use crate::{Answer, Batch, CommitMode, Page, Request, RequestId, StoreError};
 
 const UNIT: u64 = UNIT_SIZE;
 
@@ -700,7 +700,8 @@ fn after_any_crash_records_and_blocks_are_of_one_version() {
 }
 
 fn page(version: Version, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) -> Request {
-    Request::Page(Page { pg: PG, block_size: BlockSize::DEFAULT, version, records, blocks })
+    let block_size = BlockSize::DEFAULT;
+    Request::Page(Page { pg: PG, block_size, version, records, blocks })
 }
 
 /// Returns the line with a version of its own, as at its source.
@@ -851,22 +852,6 @@ fn a_body_that_was_lost_stays_lost_when_it_can_be_read_again() {
         bench.assert_unit(2, 0, None);
         bench.assert_unit(3, 7, Some(40));
     }
-}
-
-#[test]
-fn a_page_that_adds_records_is_answered_when_the_engine_has_space() {
-    let mut bench = open();
-    bench.apply(Event::Engine(EngineEvent::Space { is_low: true }));
-    assert!(bench.store.is_engine_low());
-    let adding = bench.ask(page(version(1), vec![put(b"p", b"1")], Vec::new()));
-    let range = Change::DeleteRange { start: b"a".to_vec(), end: b"b".to_vec() };
-    let removing = bench.ask(page(version(1), vec![range], Vec::new()));
-    durable(&mut bench, batch(0, 1, vec![put(b"b", b"1")]));
-    bench.run();
-    assert!(bench.is_durable(removing) && !bench.answers.contains_key(&adding));
-    bench.apply(Event::Engine(EngineEvent::Space { is_low: false }));
-    bench.run();
-    assert!(bench.is_durable(adding) && !bench.store.is_engine_low());
 }
 
 #[test]

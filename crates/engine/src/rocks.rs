@@ -4,6 +4,7 @@
 //!   submit ─▶ writes  ──▶ one thread: batches in groups, families ─┐
 //!          ─▶ flushes ──▶ one thread                               ├─▶ events ─▶ wake, take_events
 //!          ─▶ reads   ──▶ `read_threads` threads                   ┘
+//!                         one thread: space, and what gets some back
 //!          ─▶ reads from memory: at once
 //! ```
 //!
@@ -79,6 +80,8 @@ struct Shared {
     writes: Queue<EngineEffect>,
     reads: Queue<EngineEffect>,
     flushes: Queue<FlushRequest>,
+    /// Nothing comes through it: it says when the engine closes.
+    reclaims: Queue<()>,
     /// Whether a flush of our own is in the queue.
     is_flush_queued: AtomicBool,
     background_error_count: AtomicU64,
@@ -98,8 +101,10 @@ struct Family {
     /// Whether a read met damage, and the next opening knows it.
     is_noted: AtomicBool,
     progress: Mutex<Progress>,
-    /// About how many bytes were written since the last flush began.
+    /// About how many bytes were written since the last flush began, and how many one writes that is under
+    /// way.
     unflushed_size: AtomicU64,
+    flushing_size: AtomicU64,
 }
 
 /// How far a family is.
@@ -155,6 +160,7 @@ impl Family {
             is_noted: AtomicBool::new(false),
             progress: Mutex::new(progress),
             unflushed_size: AtomicU64::new(0),
+            flushing_size: AtomicU64::new(0),
         })
     }
 
@@ -208,6 +214,7 @@ impl Rocks {
             writes: Queue::new(),
             reads: Queue::new(),
             flushes: Queue::new(),
+            reclaims: Queue::new(),
             is_flush_queued: AtomicBool::new(false),
             background_error_count: AtomicU64::new(0),
             space: Mutex::default(),
@@ -219,6 +226,7 @@ impl Rocks {
         let mut engine = Rocks { shared, inflight: Inflight::default(), threads: Vec::new() };
         engine.start("engine-write", write::run)?;
         engine.start("engine-flush", |shared| shared.run_flushes())?;
+        engine.start("engine-reclaim", |shared| shared.run_reclaims())?;
         for _ in 0..read_threads {
             engine.start("engine-read", |shared| shared.run_reads())?;
         }
@@ -274,6 +282,7 @@ impl Drop for Rocks {
         self.shared.writes.close();
         self.shared.reads.close();
         self.shared.flushes.close();
+        self.shared.reclaims.close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended the process.
             let _ = thread.join();
@@ -411,10 +420,7 @@ impl Shared {
                         self.tell(Some(Lane::Flush), EngineEvent::Done { op, result });
                     }
                 }
-                Popped::Nothing => {
-                    self.check_health();
-                    self.look_at_space();
-                }
+                Popped::Nothing => self.check_health(),
                 Popped::Closed => return,
             }
         }
@@ -429,7 +435,10 @@ impl Shared {
         let column_family = self.column_family(&family)?;
         let lsn = family.progress().on_flush_begins();
         let size = family.unflushed_size.swap(0, Ordering::AcqRel);
-        if let Err(error) = self.flush_memtables(&family, &column_family) {
+        family.flushing_size.store(size, Ordering::Release);
+        let flushed = self.flush_memtables(&family, &column_family);
+        family.flushing_size.store(0, Ordering::Release);
+        if let Err(error) = flushed {
             family.unflushed_size.fetch_add(size, Ordering::AcqRel);
             return Err(error);
         }

@@ -35,7 +35,7 @@ pub use message::{
 pub use payload::Payload;
 pub use peer::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
-    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX,
     LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
     PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
     WHOLE_COUNT_MAX,

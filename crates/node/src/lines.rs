@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Choice, Duration, Epoch, OsdId, PgId, Time, TraceEvent};
+use base::{Choice, Duration, Epoch, ImageId, OsdId, PgId, Time, TraceEvent};
 use blockstore::{BlockKey, MetadataFault, MetadataFinding, MetadataPart, MetadataRepair};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
@@ -144,6 +144,10 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
     let wrong = |event: TraceEvent, faults: &[(OsdId, Fault)]| {
         event.list("wrong", faults.iter().map(|(osd, fault)| fault_text(*osd, *fault)))
     };
+    let records = |event: TraceEvent, object: &String, faults: &[(OsdId, Fault)]| {
+        let text = |(osd, fault): &(OsdId, Fault)| format!("{osd}: {}", fault.units);
+        event.with("object", object).list("wrong", faults.iter().map(text))
+    };
     let event = match event {
         ScrubEvent::Began { deep } => {
             TraceEvent::info("scrub begins").with("depth", depth_name(*deep))
@@ -158,6 +162,18 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
         }
         ScrubEvent::Found { key, faults } => {
             wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)
+        }
+        ScrubEvent::RecordsRepaired { object, faults } => {
+            records(TraceEvent::warn("scrub repaired records"), object, faults)
+        }
+        ScrubEvent::RecordsFound { object, faults }
+            if faults.iter().all(|(_, fault)| fault.kind == FaultKind::NotCompared) =>
+        {
+            let event = TraceEvent::warn("scrub could not compare the records of a shard");
+            records(event, object, faults)
+        }
+        ScrubEvent::RecordsFound { object, faults } => {
+            records(TraceEvent::warn("scrub found records that differ"), object, faults)
         }
         ScrubEvent::Fixed(Fixed { request, outcome }) => {
             let (text, why) = match outcome {
@@ -244,8 +260,16 @@ fn choice_text(choice: Choice) -> String {
 
 /// Describes in words what is wrong with a key.
 pub(crate) fn faults_text(finding: &Finding) -> String {
-    let wrong = finding.faults.iter().map(|(osd, fault)| fault_text(*osd, *fault));
-    wrong.collect::<Vec<String>>().join(", ")
+    let is_of_records = finding.key.image == ImageId::LAST;
+    let wrong = finding.faults.iter().map(|(osd, fault)| match is_of_records {
+        true => format!("{osd}: {} records {}", fault.units, fault.kind.name()),
+        false => fault_text(*osd, *fault),
+    });
+    let wrong = wrong.collect::<Vec<String>>().join(", ");
+    match is_of_records {
+        true => format!("objects of hash {:08x}: {wrong}", finding.key.hash),
+        false => wrong,
+    }
 }
 
 /// Describes in words what is wrong with a member's copy.

@@ -291,18 +291,20 @@ pub(crate) struct ObjectNeed {
 }
 
 impl ObjectNeed {
-    /// Returns what the operation needs. A long one is not decoded for that: all of its bytes count.
-    pub(crate) fn of(op: &Op) -> ObjectNeed {
+    /// Returns what the operation needs. A long one is not decoded for that unless it `must_be`: all of its
+    /// bytes count.
+    pub(crate) fn of(op: &Op, must_be: bool) -> ObjectNeed {
         let Op::Mutate { operation, again, .. } = op else { return ObjectNeed::default() };
         let size = operation.size();
         let decoded = || operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
-        let (bytes, blocks, adds) = match (size <= DECODED_SIZE_MAX).then(decoded).flatten() {
-            Some(operation) => {
-                let (bytes, blocks) = operation.block_need();
-                (bytes, blocks, operation.may_add())
-            }
-            None => (size, 2, true),
-        };
+        let (bytes, blocks, adds) =
+            match (must_be || size <= DECODED_SIZE_MAX).then(decoded).flatten() {
+                Some(operation) => {
+                    let (bytes, blocks) = operation.block_need();
+                    (bytes, blocks, operation.may_add())
+                }
+                None => (size, 2, true),
+            };
         ObjectNeed { bytes, blocks, adds, again: *again }
     }
 }

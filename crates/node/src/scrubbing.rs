@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use base::{BlockSize, Duration, MIB, PgId, Time};
 use cluster::message::{FixedRow, ScrubRow};
 use cluster::settings::Setting;
-use format::wire::PgEntry;
 use pg::{FixOutcome, FixRequest, Fixed, Pg, ScrubNote, Serving};
 
 use crate::cluster_view::ClusterView;
@@ -157,11 +156,9 @@ impl Scrubbing {
         self.due = None;
         let is_busy = std::mem::take(&mut self.is_busy);
         let Some(day) = self.day(now) else { return Turn::default() };
-        let has_scrubs =
-            |entry: &PgEntry| cluster.pool(entry.pg.pool).is_some_and(|it| !it.pool.has_objects());
         let is_led = |pg: &Pg| {
             let entry = pg.entry().filter(|_| *pg.serving() == Serving::Active);
-            entry.is_some_and(|entry| cluster.leads(entry) && has_scrubs(entry))
+            entry.is_some_and(|entry| cluster.leads(entry))
         };
         // A request outlasts peering: it is kept for as long as this OSD is to lead the PG.
         self.asked.retain(|pg, _| cluster.pg(*pg).is_some_and(|entry| cluster.leads(entry)));
@@ -337,7 +334,12 @@ fn row_of(pg: &Pg, spans: [u64; 2], day: u64) -> ScrubRow {
     let (first, last) = pg.hashes();
     let done = |running: &pg::Running| {
         let hash = running.cursor.map_or(first, |cursor| cursor.hash);
-        (u64::from(hash - first) * 100 / (u64::from(last - first) + 1)) as u32
+        let of_blocks = (u64::from(hash - first) * 100 / (u64::from(last - first) + 1)) as u32;
+        // Records come before blocks.
+        match pg.shard_count() {
+            0 => of_blocks,
+            count => (running.shards.min(count) * 50 / count) + of_blocks / 2,
+        }
     };
     // More than half an interval late: the scrubs do not keep up with the schedule.
     let is_overdue = due(pg.id(), note, spans, day).is_some_and(|(late, _)| late > 1500);

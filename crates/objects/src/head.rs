@@ -33,7 +33,7 @@ pub struct DataId(u64);
 impl DataId {
     /// Creates an id. `None`: it is out of range.
     pub fn new(number: u64) -> Option<DataId> {
-        (number < 1 << 52 && number >> 20 != 0).then_some(DataId(number))
+        (number >> 20 != 0 && number >> 20 < u64::from(u32::MAX)).then_some(DataId(number))
     }
 
     /// Returns the number.

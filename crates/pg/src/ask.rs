@@ -71,6 +71,12 @@ pub enum Asked {
     ScrubFetch { look: u32 },
     /// A repair by a scrub.
     Mend,
+    /// In pools of objects: keys with checksums, for a scrub.
+    Keys { look: u32 },
+    /// In pools of objects: a value, for a repair by a scrub.
+    Value { look: u32 },
+    /// In pools of objects: a repair of records by a scrub.
+    MendRecords { look: u32 },
     /// The member's note on scrubs.
     Recall,
     /// A request to store a note on scrubs.

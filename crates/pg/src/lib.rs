@@ -339,6 +339,8 @@ pub struct Pg {
     objects: Objects,
     /// In pools of objects: whether nothing gets a version, since a store that must take it lags.
     holds_versions: bool,
+    /// Whether pages of a filling are answered later.
+    holds_fillings: bool,
     /// In pools of objects: the time of day, in milliseconds since 1970, as the node last said.
     time_of_day_ms: u64,
 }
@@ -383,6 +385,7 @@ impl Pg {
             deletions: Deletions::new(),
             objects: Objects::default(),
             holds_versions: false,
+            holds_fillings: false,
             time_of_day_ms: 0,
         }
     }
@@ -920,7 +923,10 @@ impl Pg {
             Call::FillLog { learner } => self.on_fill_log(learner, result, actions),
             Call::PageRecords { learner } => self.on_page_records(learner, result, actions),
             Call::PageBlock { learner, at } => self.on_page_block(learner, at, result, actions),
-            Call::PeerHeads { call } => self.on_peer_heads(call, result, actions),
+            Call::PeerHeads { call, with } => self.on_peer_heads((call, with), result, actions),
+            Call::CompareKeys { look } => self.on_own_keys(look, result, actions),
+            Call::CompareValues { look } => self.on_own_values(look, result, actions),
+            Call::CompareMend { look } => self.on_own_records_mended(look, actions),
             Call::CleaningRecords => self.on_cleaning_records(result, actions),
             Call::MissingRecords { reading } => self.on_missing_records(reading, result, actions),
             Call::MissingBlock { reading, index } => {

@@ -226,8 +226,8 @@ impl Pg {
             (PeerBody::Page { call, version, part, content }, FollowStage::Active) => {
                 self.on_page((call, version), part, content, actions)
             }
-            (PeerBody::ListHeads { call, from, before }, FollowStage::Active) => {
-                self.on_list_heads(call, (from, before), actions)
+            (PeerBody::ListHeads { call, from, before, with }, FollowStage::Active) => {
+                self.on_list_heads((call, with), (from, before), actions)
             }
             (PeerBody::Mark { mark, revision }, FollowStage::Active) => {
                 self.check_version(mark)?;
@@ -589,9 +589,28 @@ impl Pg {
             return self.cannot_follow("the store has no room for a copy", actions);
         }
         if matches!(self.follow().stage, FollowStage::Stated | FollowStage::Active) {
-            self.answer(PeerBody::Repaired { call }, actions);
+            match self.holds_fillings && self.shape.objects.is_some() {
+                true => self.objects.late_pages.push(call),
+                false => self.answer(PeerBody::Repaired { call }, actions),
+            }
             self.keep_progress(actions);
         }
+    }
+
+    /// Says whether pages that fill this OSD, as a learner of a pool of objects, are answered later, since
+    /// its engine has little space left. They are there, so a new epoch waits for nothing.
+    pub fn hold_fillings(&mut self, holds: bool, actions: &mut Vec<Action>) {
+        self.holds_fillings = holds;
+        if !holds {
+            for call in std::mem::take(&mut self.objects.late_pages) {
+                self.answer(PeerBody::Repaired { call }, actions);
+            }
+        }
+    }
+
+    /// Whether they are.
+    pub fn holds_fillings(&self) -> bool {
+        self.holds_fillings
     }
 
     /// Notes that a change is sent to the store; returns its place among those of the epoch.

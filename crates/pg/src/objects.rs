@@ -11,6 +11,7 @@
 //! | how logs are cut, and tombstones go | `clean` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
+//! | how a scrub compares records | `compare` |
 //! | how a learner is brought to what the primary has | `fill`, with `catch_up`, `walk` and `page` |
 //!
 //! ```text
@@ -28,6 +29,7 @@
 pub(crate) mod batch;
 mod catch_up;
 mod clean;
+mod compare;
 mod fill;
 mod forward;
 pub(crate) mod log;
@@ -49,6 +51,7 @@ use base::{SessionId, Version};
 use format::wire::{Op, Payload, Refusal};
 
 use clean::Cleaning;
+use compare::{Compared, Comparing};
 use fill::Fill;
 use forward::Forwarding;
 use mutate::{Done, Mutation, Preparing};
@@ -84,6 +87,11 @@ pub(crate) struct Objects {
     sessions: Sessions,
     forwarding: Forwarding,
     cleaning: Cleaning,
+    /// Pages of a learner whose answers wait until its engine has space.
+    pub late_pages: Vec<u32>,
+    /// The page of records that a scrub compares, and where it goes on.
+    comparing: Option<Comparing>,
+    compared: Option<Compared>,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
 }
@@ -185,6 +193,12 @@ impl Pg {
         Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count)
     }
 
+    /// Returns the number of shards of the PG; 0: it has no objects.
+    pub fn shard_count(&self) -> u32 {
+        let count = || u32::from(self.shards().end().get() - self.shards().start().get()) + 1;
+        self.shape.objects.map_or(0, |_| count())
+    }
+
     fn shard_list(&self) -> impl Iterator<Item = Shard> + use<> {
         let shards = self.shards();
         (shards.start().get()..=shards.end().get()).map(Shard::new)
@@ -194,8 +208,8 @@ impl Pg {
         self.shape.objects.expect("the pool has objects")
     }
 
-    /// Prepares turns, sends batches and fills learners until all wait for something. If the epoch has ended,
-    /// what is not sent is answered when the next one begins.
+    /// Prepares turns, sends batches, scrubs and fills learners until all wait for something. If the epoch
+    /// has ended, what is not sent is answered when the next one begins.
     pub(crate) fn pump_objects(&mut self, actions: &mut Vec<Action>) {
         if self.shape.objects.is_none() {
             return;
@@ -206,6 +220,7 @@ impl Pg {
             self.prepare(turn, actions);
         }
         self.pass_gate(actions);
+        self.pump_scrub(actions);
         self.pump_fills(actions);
         self.report_complete(actions);
     }

@@ -700,6 +700,10 @@ impl Pg {
             PeerBody::Headed { call, heads, is_last } => {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Heads => self.on_headed(index, &heads, is_last, actions),
+                    Asked::Keys { look } => {
+                        self.on_peer_keys((index, look), &heads, is_last, actions)
+                    }
+                    Asked::Value { look } => self.on_peer_value(look, &heads, actions),
                     _ => Err("a list of keys that was not requested".into()),
                 }
             }
@@ -742,6 +746,7 @@ impl Pg {
             PeerBody::Tried { call, .. } => {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Mend => self.on_mended_at(index, actions),
+                    Asked::MendRecords { look } => self.on_records_mended((index, look), actions),
                     Asked::Keep => self.on_note_kept(index, actions),
                     _ => return Err("the result of a repair that was not requested".into()),
                 }

@@ -165,6 +165,20 @@ pub enum ScrubEvent {
         /// The faults, by member.
         faults: Vec<(OsdId, Fault)>,
     },
+    /// In pools of objects: records of an object were made good.
+    RecordsRepaired {
+        /// The name of the object, escaped.
+        object: String,
+        /// By member, how many records were.
+        faults: Vec<(OsdId, Fault)>,
+    },
+    /// In pools of objects: records of an object differ, and were not made good.
+    RecordsFound {
+        /// The name of the object, escaped.
+        object: String,
+        /// By member, how many records do.
+        faults: Vec<(OsdId, Fault)>,
+    },
     /// What an operator decided about a key has ended.
     Fixed(Fixed),
     /// Another member's note cannot be read. It is treated as an empty note.
@@ -217,8 +231,7 @@ impl Pg {
 
     /// As primary: asks the other acting members for their notes on scrubs, once in an epoch.
     pub fn recall_scrubs(&mut self, actions: &mut Vec<Action>) {
-        // Pools of objects are not scrubbed yet.
-        if self.serving != Serving::Active || self.shape.objects.is_some() {
+        if self.serving != Serving::Active {
             return;
         }
         let lead = self.lead();
@@ -322,8 +335,7 @@ impl Pg {
             running.on_demand |= on_demand;
             return true;
         }
-        let running =
-            Running { deep, on_demand, since: now, cursor: None, keys: 0, more: 0, trial: None };
+        let running = Running { deep, on_demand, since: now, ..Running::default() };
         self.scrub_note.running = Some(running);
         self.lead().scrub.end_walk();
         actions.push(Action::Scrub(ScrubEvent::Began { deep }));
@@ -355,7 +367,7 @@ impl Pg {
 
     /// Starts the next key, if one may start; requests pages that are missing; ends the scrub after the last
     /// key.
-    fn scrub_next(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn scrub_next(&mut self, actions: &mut Vec<Action>) {
         self.begin_wanted(actions);
         let Some(running) = self.scrub_note.running.clone().filter(|_| self.knows_scrubs()) else {
             return;
@@ -365,6 +377,11 @@ impl Pg {
         if scrub.work.is_some() || scrub.allowance <= 0 || scrub.late.len() >= limit::LATE_MAX {
             return;
         }
+        let walk = scrub.walk;
+        if self.shape.objects.is_some() && self.compare_records(&running, walk, actions) {
+            return;
+        }
+        let scrub = &mut self.lead().scrub;
         if scrub.pages.is_empty() {
             scrub.pages = (0..acting_count).map(|_| Page::behind(running.cursor)).collect();
         }
@@ -400,7 +417,82 @@ impl Pg {
         if planted::on(Bug::ScrubWithoutTurn) {
             return self.look(deep, actions);
         }
-        self.write(WriteFor::Scrub, key, WriteKind::Hold, None, actions);
+        match self.shape.objects.is_some() {
+            true => self.pump_objects(actions),
+            false => self.write(WriteFor::Scrub, key, WriteKind::Hold, None, actions),
+        }
+    }
+
+    /// In pools of objects: whether the current key waits until no batch is in flight.
+    pub(crate) fn waits_for_scrub_turn(&self) -> bool {
+        let is_turn = |work: &Work| matches!(work.stage, Stage::Turn);
+        self.scrub_work().is_some_and(is_turn)
+    }
+
+    /// In pools of objects: whether the current key has its turn, so that no batch passes.
+    pub(crate) fn has_scrub_turn(&self) -> bool {
+        self.scrub_work().is_some_and(|work| !matches!(work.stage, Stage::Noting | Stage::Turn))
+    }
+
+    fn scrub_work(&self) -> Option<&Work> {
+        let lead = self.lead.as_ref().filter(|_| self.shape.objects.is_some())?;
+        lead.scrub.work.as_ref()
+    }
+
+    /// In pools of objects: begins the turn of the current key. Requires: no batch is in flight.
+    pub(crate) fn begin_scrub_turn(&mut self, actions: &mut Vec<Action>) {
+        let deep = self.work().deep;
+        self.look(deep, actions);
+    }
+
+    /// Counts bytes that this OSD read of records.
+    pub(crate) fn charge_records(&mut self, bytes: u64) {
+        if let Some(lead) = &mut self.lead {
+            lead.scrub.allowance -= bytes.max(UNIT_SIZE) as i64;
+        }
+    }
+
+    /// Whether records that differ are made good.
+    pub(crate) fn repairs_records(&mut self) -> bool {
+        self.lead().scrub.repairs
+    }
+
+    /// Counts records of an object that were made good.
+    pub(crate) fn note_repaired_records(&mut self) {
+        self.scrub_note.repaired = self.scrub_note.repaired.saturating_add(1);
+        self.lead().scrub.is_unkept = true;
+    }
+
+    /// Lists records that differ. `is_first`: they take the place of what was listed there; else they are
+    /// added.
+    pub(crate) fn list_records_finding(
+        &mut self,
+        key: BlockKey,
+        mut faults: Vec<(OsdId, Fault)>,
+        is_first: bool,
+    ) {
+        if !is_first && let Some(known) = self.scrub_note.finding(&key) {
+            let others =
+                known.faults.iter().filter(|(osd, _)| faults.iter().all(|it| it.0 != *osd));
+            faults.extend(others.copied().collect::<Vec<_>>());
+        }
+        let at = self.scrub_now.max(self.scrub_note.born_at);
+        if self.scrub_note.list(Finding { key, at, faults }) {
+            self.lead().scrub.is_unkept = true;
+        }
+    }
+
+    /// Returns the number of the walk that is under way.
+    pub(crate) fn scrub_walk(&mut self) -> u32 {
+        self.lead().scrub.walk
+    }
+
+    /// All records of a shard were compared, or are passed.
+    pub(crate) fn pass_records_of_shard(&mut self, actions: &mut Vec<Action>) {
+        if let Some(running) = &mut self.scrub_note.running {
+            running.shards += 1;
+            self.keep_note(actions);
+        }
     }
 
     fn ask_scrub_pages(&mut self, actions: &mut Vec<Action>) {
@@ -476,7 +568,7 @@ impl Pg {
     }
 
     /// Returns whether the scrub of the current key may continue: the epoch has not ended.
-    fn is_scrubbing(&self) -> bool {
+    pub(crate) fn is_scrubbing(&self) -> bool {
         self.serving == Serving::Active
     }
 
@@ -837,6 +929,7 @@ impl Pg {
         if let Some(slot) = slot {
             self.release(slot, actions);
         }
+        self.pump_objects(actions);
         self.scrub_next(actions);
     }
 

@@ -8,6 +8,7 @@
 use ::objects::queue::TurnId;
 use base::{Position, Version};
 use blockstore::BlockKey;
+use format::wire::KeysWith;
 use slab::Slab;
 
 use super::CallId;
@@ -39,7 +40,13 @@ pub enum Call {
     /// In pools of objects: a block that a page brings to a learner.
     PageBlock { learner: usize, at: usize },
     /// In pools of objects: a list of keys that the primary asked for. `call`: the number of its request.
-    PeerHeads { call: u32 },
+    PeerHeads { call: u32, with: KeysWith },
+    /// In pools of objects: keys of this OSD, for a scrub.
+    CompareKeys { look: u32 },
+    /// In pools of objects: values of this OSD, for a repair by a scrub.
+    CompareValues { look: u32 },
+    /// In pools of objects: records that a scrub makes good here.
+    CompareMend { look: u32 },
     /// In pools of objects: a log, or heads, for housekeeping.
     CleaningRecords,
     /// In pools of objects: how far back the log of this OSD goes. `order`: its place among the changes of a
@@ -157,6 +164,7 @@ impl Call {
             | Call::Taken { .. }
             | Call::PeerRepair { .. }
             | Call::ScrubMend { .. }
+            | Call::CompareMend { .. }
             | Call::PeerMend { .. }
             | Call::AbsolveFilled { .. }
             | Call::Prepared { .. }
@@ -174,6 +182,8 @@ impl Call {
             | Call::PageRecords { .. }
             | Call::PageBlock { .. }
             | Call::PeerHeads { .. }
+            | Call::CompareKeys { .. }
+            | Call::CompareValues { .. }
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
             | Call::CleaningRecords

@@ -33,7 +33,8 @@ pub fn directory_of(path: &Path, named: Option<&Path>) -> Option<PathBuf> {
 /// Returns whether the directory of the engine lies in the file system of the OSD's blocks.
 pub fn shares_space(path: &Path, objects: Option<&Path>) -> bool {
     let file_system = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
-    objects.and_then(file_system).is_some_and(|of_engine| Some(of_engine) == file_system(path))
+    let of_blocks = file_system(&super::store_file::blocks_of(path));
+    objects.and_then(file_system).is_some_and(|of_engine| Some(of_engine) == of_blocks)
 }
 
 /// Opens the engine, if there is one. `memory`: bytes for its cache; what was written last takes about as

@@ -203,7 +203,7 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     let cluster = Cluster::up("full-engine", &["--osds", "1", "--osd-size", "256MiB"]);
     let device = LoopDevice::new(cluster.path(), "backing", 256 << 20);
     let id = cluster.json(&["osd", "create", &device.path])["id"].as_u64().expect("a number");
-    // Little is below half of it.
+    // Little is below a quarter of it.
     let small = SmallFileSystem::run_osd(&cluster, &device.path, "200M");
     cluster.wait_osd(id, true);
     let create = ["pool", "create", "kv", "--kind", "object", "--pgs", "8", "--replicas", "2"];
@@ -217,7 +217,7 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
         checks.iter().any(|check| check["code"] == code)
     };
     // Some PGs are led by this OSD, some by the other one, which hears of it.
-    small.take(120 << 20);
+    small.take(160 << 20);
     wait_for("little space", || has("engine_low"));
     for key in &keys[..20] {
         let error = cluster.refused(&["kv", "put", key, "1"], "full");
@@ -233,7 +233,7 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     keys[..20].iter().for_each(|key| _ = cluster.run(&["kv", "put", key, "back"]));
     // Nothing at all is left: what was answered is still read, and volumes do not stand still.
     small.take(1 << 30);
-    wait_for("little space", || has("engine_low"));
+    wait_for("no space", || has("engine_low") || has("engine_full"));
     cluster.refused(&["kv", "put", "more", "1"], "full");
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);

@@ -43,7 +43,7 @@ fn check_of(status: &Value, code: &str) -> Option<Value> {
 
 /// Runs a deep scrub of the pool to its end: waits until every PG has finished a scrub that began after this
 /// call.
-fn scrub(cluster: &Cluster, pool: &str) {
+pub fn scrub(cluster: &Cluster, pool: &str) {
     let pgs = cluster.json(&["pg", "ls", "--pool", pool]);
     let names: Vec<String> = (pgs.as_array().expect("a list").iter())
         .map(|pg| pg["pg"].as_str().expect("an id").into())

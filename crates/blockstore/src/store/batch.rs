@@ -330,8 +330,7 @@ impl Store {
         }
         self.parts_mut().journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
         if header.kind == EntryKind::Page {
-            let adds = |change: &_| matches!(change, format::engine::Change::Put { .. });
-            self.lag.begin_page(id, body.records.iter().any(adds));
+            self.lag.pages.insert(id);
         }
         if !body.records.is_empty() {
             self.value_cache.touch(pg.pool, &body.records);
@@ -446,7 +445,7 @@ impl Store {
                 Ok(())
             }
             EngineEvent::Space { is_low } => {
-                self.on_engine_space(is_low);
+                self.lag.is_low = is_low;
                 Ok(())
             }
             EngineEvent::Statistics { .. } => unreachable!("the store asks for none"),

@@ -1,13 +1,12 @@
 //! Lag: whether the journal, or what waits for the engine, grows faster than the engine takes it. The owner gives
-//! no versions to mutations of objects meanwhile. And whether the engine has little space left: then it gives versions
-//! only to those that add nothing. See rules 14 and 21 of `docs/internals/objects.md`.
+//! no versions to mutations of objects meanwhile. And whether the engine has little space left: then the owner gives
+//! versions only to those that add nothing. See rules 14 and 21 of `docs/internals/objects.md`.
 //!
 //! Invariants
 //!   1. A store that lags says so until it is well below where that began.
-//!   2. A page is answered when the store does not lag, and one that adds records when the engine has space: so a
-//!      learner's engine is not overrun by its filling.
+//!   2. A page is answered when the store does not lag: so a learner's engine is not overrun by its filling.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::Store;
 use super::batch::PENDING_SIZE_MAX;
@@ -21,20 +20,13 @@ const ENDS_BELOW: u64 = 11;
 /// Whether a store lags, and the pages that it answers late.
 #[derive(Default)]
 pub(super) struct Lag {
-    is_lagging: bool,
+    pub is_lagging: bool,
     /// Whether the engine has little space left.
-    is_low: bool,
-    /// Pages that are not durable, and whether they add records.
-    pages: BTreeMap<RequestId, bool>,
+    pub is_low: bool,
+    /// Pages that are not durable.
+    pub pages: BTreeSet<RequestId>,
     /// Pages that are durable, in the order of their answers.
-    late: Vec<(RequestId, bool)>,
-}
-
-impl Lag {
-    /// Notes a page that was journaled. `adds`: whether it adds records.
-    pub fn begin_page(&mut self, id: RequestId, adds: bool) {
-        self.pages.insert(id, adds);
-    }
+    late: Vec<RequestId>,
 }
 
 impl Store {
@@ -48,11 +40,6 @@ impl Store {
     /// something while this is true.
     pub fn is_engine_low(&self) -> bool {
         self.lag.is_low
-    }
-
-    /// The engine has little space left, or again enough.
-    pub(super) fn on_engine_space(&mut self, is_low: bool) {
-        self.lag.is_low = is_low;
     }
 
     /// Whether the store leaves the space of its file system to its engine.
@@ -74,23 +61,20 @@ impl Store {
             true => used >= size / all * ENDS_BELOW || pending >= pending_max / all * ENDS_BELOW,
             false => used >= size / all * sixteenths || pending >= pending_max,
         };
-        let Lag { is_lagging, is_low, pages, late } = lag;
-        let is_late = |adds: bool| *is_lagging || (*is_low && adds);
-        if !pages.is_empty() {
-            let mut is_page = |effect: &mut Effect| match effect {
-                Effect::Done { id, .. } => match pages.remove(id).filter(|adds| is_late(*adds)) {
-                    Some(adds) => {
-                        late.push((*id, adds));
-                        true
-                    }
-                    None => false,
-                },
+        if !lag.pages.is_empty() {
+            let is_late = |effect: &mut Effect| match effect {
+                Effect::Done { id, .. } => lag.pages.remove(id) && lag.is_lagging,
                 _ => false,
             };
-            effects.extract_if(from.., &mut is_page).for_each(drop);
+            let late = effects.extract_if(from.., is_late).filter_map(|effect| match effect {
+                Effect::Done { id, .. } => Some(id),
+                _ => None,
+            });
+            lag.late.extend(late.collect::<Vec<RequestId>>());
         }
-        let is_due = |(_, adds): &mut (RequestId, bool)| !is_late(*adds);
-        let done = |(id, _)| Effect::Done { id, result: Ok(Answer::Durable) };
-        effects.extend(late.extract_if(.., is_due).map(done));
+        if !lag.is_lagging {
+            let done = |id| Effect::Done { id, result: Ok(Answer::Durable) };
+            effects.extend(lag.late.drain(..).map(done));
+        }
     }
 }

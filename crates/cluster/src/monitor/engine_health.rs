@@ -38,8 +38,9 @@ pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
             "engine_low",
             Severity::Error,
             format!("the file system with the records of objects of {osd} has little space left"),
-            "what adds to objects there is refused, and copies that are being filled wait: remove objects or \
-             records (space comes back within a minute), make space in the file system, or add OSDs",
+            "what adds to objects there is refused, copies that are being filled wait, and if the OSD's \
+             blocks are in the same file system they take no more of it: remove objects or records (space \
+             comes back as they are compacted away), make space in the file system, or add OSDs",
         );
     }
     if engine.stall == "stopped" {

@@ -42,6 +42,16 @@ impl Monitor {
             );
             return Err(failure("not_found", message, hint));
         };
+        if image == ImageId::LAST {
+            return Err(failure(
+                "invalid",
+                "what differs there are records of objects, which no OSD can decide as a block",
+                format!(
+                    "put the object anew, or remove it: the log of the primary of PG {pg} names it (\"scrub \
+                     found records that differ\")"
+                ),
+            ));
+        }
         self.check_fix(entry, choice)?;
         if !accepted {
             return Err(what_would_be_done(pg, (image, stripe, wrong), choice));

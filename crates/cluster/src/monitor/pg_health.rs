@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{OsdId, PoolId};
+use base::{OsdId, PgId, PoolId};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
 
@@ -142,6 +142,10 @@ impl Monitor {
         found
     }
 
+    fn keeps_objects(&self, pg: PgId) -> bool {
+        self.committed.pool(pg.pool).is_some_and(|record| record.pool.has_objects())
+    }
+
     fn hint_for(&self, condition: Condition, entry: &PgEntry) -> String {
         match condition {
             Condition::Down | Condition::Incomplete | Condition::Undersized => {
@@ -157,6 +161,11 @@ impl Monitor {
                  pg give-up` shows what would be lost before it accepts the loss"
                     .to_owned()
             }
+            Condition::Damaged if self.keeps_objects(entry.pg) => format!(
+                "`ashlar pg describe {}` lists what is damaged; put the objects anew, or remove them: the \
+                 log of the PG's primary names them",
+                entry.pg
+            ),
             Condition::Damaged => format!(
                 "`ashlar pg describe {}` lists the damaged blocks; to repair them, rewrite or discard them",
                 entry.pg

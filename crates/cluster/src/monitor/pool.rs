@@ -43,10 +43,6 @@ const OBJECT_BLOCK_BYTES: u64 = 64 * KIB;
 /// Space per PG in an OSD's record area, in bytes: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
 
-/// What whoever makes a pool of objects must know, until its PGs fill members that lack something.
-const OBJECTS_WARNING: &str = "pools of objects are not finished: their copies are not compared by scrubs \
-    yet. Keep nothing in the pool that is nowhere else";
-
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
         let Command::PoolCreate {
@@ -150,9 +146,6 @@ impl Monitor {
         let mut answer = pool_row(&pool);
         if let Some(warning) = self.crowded_host(&pool, || targets.iter().cloned()) {
             answer["warning"] = warning.into();
-        }
-        if pool.has_objects() {
-            answer["warning"] = OBJECTS_WARNING.into();
         }
         let counter =
             CounterRecord { name: CounterName::Pool, last: u64::from(id.get()), rest: Rest::new() };

@@ -112,11 +112,8 @@ impl Monitor {
     /// Returns the PGs that a command selects, and whether it requests a deep scrub, which reads all data.
     fn meant_by(&self, command: &Command) -> Result<(Vec<&PgEntry>, bool), Failure> {
         let committed = &self.committed;
-        let with_scrubs = committed.pools().filter(|record| !record.pool.has_objects());
-        let all = || with_scrubs.flat_map(|pool| committed.pgs(pool.pool.id));
-        let has_objects = |pool| committed.pool(pool).is_some_and(|pool| pool.pool.has_objects());
+        let all = || committed.pools().flat_map(|pool| committed.pgs(pool.pool.id));
         match command {
-            Command::PgScrub { pg, .. } if has_objects(pg.pool) => Err(no_scrub()),
             Command::PgScrub { pg, deep } => match committed.pg(*pg) {
                 Some(entry) => Ok((vec![entry], *deep)),
                 None => {
@@ -135,7 +132,6 @@ impl Monitor {
                 }
             },
             Command::PoolScrub { pool, deep } => match committed.pool_named(pool) {
-                Some(record) if record.pool.has_objects() => Err(no_scrub()),
                 Some(record) => Ok((committed.pgs(record.pool.id).collect(), *deep)),
                 None => {
                     let name = super::clipped(pool.clone());
@@ -213,12 +209,6 @@ impl Monitor {
             pools.into_iter().map(|(pool, blocks)| json!({ "pool": pool, "blocks": blocks }));
         (osds.collect(), pools.collect())
     }
-}
-
-/// Returns the refusal of a scrub of a pool of objects.
-fn no_scrub() -> Failure {
-    let hint = "`ashlar pool ls` shows the kind of each pool";
-    failure("invalid", "pools of objects are not scrubbed yet", hint)
 }
 
 /// Describes the state of a PG's scrubs for operators.

@@ -22,7 +22,7 @@ pub struct Settings {
     /// Files that are open at the same time.
     pub open_files_max: u32,
     /// The least space of the file system, in bytes, below which little is left: a 32nd of it, but at least
-    /// this, and at most 2 GiB or half of it.
+    /// this, and at most 2 GiB or a quarter of it.
     pub low_space_min: u64,
 }
 
@@ -35,7 +35,7 @@ impl Default for Settings {
             background_rate_max: None,
             read_threads: 2,
             open_files_max: 1024,
-            low_space_min: 128 << 20,
+            low_space_min: 512 << 20,
         }
     }
 }

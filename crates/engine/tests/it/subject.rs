@@ -317,6 +317,11 @@ impl<E: Engine> Client<E> {
         }
     }
 
+    /// Forgets events that have come.
+    pub fn forget(&mut self, is_forgotten: impl Fn(&EngineEvent) -> bool) {
+        self.events.retain(|event| !is_forgotten(event));
+    }
+
     pub fn wait_done(&mut self, op: EngineOp) -> Result<(), EngineError> {
         let fits =
             |event: &EngineEvent| matches!(event, EngineEvent::Done { op: o, .. } if *o == op);

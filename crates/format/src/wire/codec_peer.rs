@@ -15,9 +15,9 @@ use super::fields::*;
 use super::payload::Payload;
 use super::peer::{
     Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling, Gathered,
-    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
-    PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage, RECORD_KEY_SIZE_MAX,
-    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock,
+    MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage,
+    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 use super::pg_entry::Member;
 use crate::disk::BlockKey;
@@ -299,9 +299,10 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_page_part(bytes, part);
             put_batch_content(bytes, content);
         }
-        PeerBody::ListHeads { call, from, before } => {
+        PeerBody::ListHeads { call, from, before, with } => {
             assert!(from < before);
             put_call(bytes, BODY_LIST_HEADS, *call);
+            bytes.push(*with as u8);
             put_record_key(bytes, from);
             put_record_key(bytes, before);
         }
@@ -499,9 +500,15 @@ fn decode_body(
         },
         BODY_LIST_HEADS => {
             let call = reader.u32()?;
+            let with = match reader.u8()? {
+                0 => KeysWith::Version,
+                1 => KeysWith::Checksum,
+                2 => KeysWith::Value,
+                other => return wrong(format!("unknown detail {other} of a list of keys")),
+            };
             let (from, before) = (reader.record_key()?, reader.record_key()?);
             match from < before {
-                true => PeerBody::ListHeads { call, from, before },
+                true => PeerBody::ListHeads { call, from, before, with },
                 false => return wrong("a range of keys that is empty"),
             }
         }

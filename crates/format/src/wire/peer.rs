@@ -394,8 +394,10 @@ pub enum PeerBody {
         from: Vec<u8>,
         /// The first key behind the range, which is not empty.
         before: Vec<u8>,
+        /// What is said of each key.
+        with: KeysWith,
     },
-    /// Member: keys of the range in order, from its first one on, each with its version.
+    /// Member: keys of the range in order, from its first one on, each with what was asked for.
     Headed {
         /// Copied from the request.
         call: u32,
@@ -720,6 +722,17 @@ pub enum Change {
     },
     /// Delete the block.
     Delete,
+}
+
+/// What a list of keys says of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeysWith {
+    /// Its version, for the filling of a learner.
+    Version,
+    /// The checksum of its value, for a scrub.
+    Checksum,
+    /// Its value, for a repair by a scrub.
+    Value,
 }
 
 /// What the engine of an OSD has to say to mutations of objects. While it lags or is full, none gets a

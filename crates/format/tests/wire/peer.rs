@@ -4,7 +4,7 @@ use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
-    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    EngineState, Filling, Gathered, HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX,
     LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
     PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
@@ -79,8 +79,8 @@ fn page(part: PagePart, body_length: usize, units: usize) -> PeerBody {
     PeerBody::Page { call: 15, version: version_of(299), part, content }
 }
 
-fn list_heads(from: &[u8], before: &[u8]) -> PeerBody {
-    PeerBody::ListHeads { call: 16, from: from.to_vec(), before: before.to_vec() }
+fn list_heads(from: &[u8], before: &[u8], with: KeysWith) -> PeerBody {
+    PeerBody::ListHeads { call: 16, from: from.to_vec(), before: before.to_vec(), with }
 }
 
 fn headed(heads: &[u8], is_last: bool) -> PeerBody {
@@ -315,7 +315,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-page-first", peer(page(first, 300, 0))),
         ("peer-page-middle", peer(page(PagePart::Middle, 300, 0))),
         ("peer-page-last", peer(page(PagePart::Last { name: b"name".to_vec() }, 300, 0))),
-        ("peer-list-heads", peer(list_heads(&[0, 4, 0x10], &[0, 4, 0x11]))),
+        ("peer-list-heads", peer(list_heads(&[0, 4, 0x10], &[0, 4, 0x11], KeysWith::Checksum))),
         ("peer-headed", peer(headed(b"what a member holds", true))),
         ("peer-headed-none", peer(headed(b"", true))),
         ("peer-object-forward", peer(object_forward(Some(batch_content(5000, 1))))),
@@ -618,7 +618,7 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(part, length, units)| page(part, length, units)),
         (any_record_key(), any_record_key())
             .prop_filter("a range", |(from, before)| from < before)
-            .prop_map(|(from, before)| list_heads(&from, &before)),
+            .prop_map(|(from, before)| list_heads(&from, &before, KeysWith::Value)),
         (vec(any::<u8>(), 0..9000), any::<bool>())
             .prop_map(|(heads, is_last)| headed(&heads, is_last)),
         any_batch_content().prop_map(object_forward),
@@ -846,8 +846,9 @@ fn batches_are_as_long_as_their_body_at_least_and_no_longer_than_one_can_be() {
 
 #[test]
 fn ranges_of_keys_are_not_empty_and_keys_are_no_longer_than_an_engine_takes() {
-    let message = peer(list_heads(b"abc", b"abd"));
-    let (first, second) = (FIELDS + 4, FIELDS + 4 + 2 + 3);
+    let message = peer(list_heads(b"abc", b"abd", KeysWith::Version));
+    let (with, first, second) = (FIELDS + 4, FIELDS + 5, FIELDS + 5 + 2 + 3);
+    assert!(forged(&message, with, &[3]).unwrap_err().0.contains("unknown detail 3"));
     assert!(forged(&message, second + 2, b"abc").unwrap_err().0.contains("empty"));
     for length in [0u16, RECORD_KEY_SIZE_MAX as u16 + 1] {
         let error = forged(&message, first, &length.to_le_bytes()).unwrap_err();

@@ -31,6 +31,10 @@ impl Node {
         for slot in self.pgs.slots() {
             let EngineState { is_lagging, is_full, .. } = self.engine_state(slot);
             let holds = is_lagging || is_full;
+            let is_low = self.engine_lag.own().is_low;
+            if self.pgs[slot].holds_fillings() != is_low {
+                self.drive(now, slot, effects, |pg, actions| pg.hold_fillings(is_low, actions));
+            }
             if self.pgs[slot].holds_versions() != holds {
                 self.drive(now, slot, effects, |pg, actions| pg.hold_versions(holds, actions));
             }

@@ -137,7 +137,7 @@ impl Node {
         if let Some(link) = self.sessions.connection(connection) {
             link.open_count += 1;
         }
-        let need = ObjectNeed::of(&request.op);
+        let need = ObjectNeed::of(&request.op, !self.engine_lag.is_calm());
         let waiting = Waiting { connection, since: now, bytes, need, request };
         self.judge_and_go(now, waiting, effects);
     }

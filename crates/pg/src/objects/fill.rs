@@ -24,7 +24,7 @@ use base::planted::{self, Bug};
 use base::{ImageId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::engine::{Answer as Found, Query};
-use format::wire::{Filling, ListedBlock, Payload, PeerBody};
+use format::wire::{Filling, KeysWith, ListedBlock, Payload, PeerBody};
 
 use super::catch_up::{CatchUp, Part, in_order};
 use super::mutate::before;
@@ -388,8 +388,7 @@ impl Pg {
     /// Returns the last key that a block of the shard can have.
     fn end_of(&self, shard: Shard) -> BlockKey {
         let (_, last) = hash_range_of_pg(shard.get().into(), self.pool_shape().shard_count);
-        let (image, stripe) = (ImageId::new(u32::MAX), StripeIndex::new(u32::MAX));
-        let image = image.expect("it is not zero");
+        let (image, stripe) = (ImageId::LAST, StripeIndex::new(u32::MAX));
         BlockKey { pool: self.shape.pg.pool, hash: last, image, stripe }
     }
 
@@ -431,7 +430,8 @@ impl Pg {
             |after: Option<Vec<u8>>| after.map_or(start.clone(), |key| [&key[..], &[0]].concat());
         if let Some(after) = its {
             let call = self.lead().asks.ask(learner, Asked::Heads);
-            let body = PeerBody::ListHeads { call, from: from(after), before: end.clone() };
+            let (from, before, with) = (from(after), end.clone(), KeysWith::Version);
+            let body = PeerBody::ListHeads { call, from, before, with };
             self.send(learner, body, actions);
         }
         if let Some(after) = own {

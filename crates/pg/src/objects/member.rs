@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //!   1. A member takes exactly the next batch, and only with keys and blocks of the PG.
-//!   2. Only a learner takes pages. What is a member's own is in no page: it makes the mark of an incomplete
-//!      object itself, in the same entry.
+//!   2. Learners take pages, and acting members those by which a scrub makes records good. What is a member's own
+//!      is in no page: it makes the mark of an incomplete object itself, in the same entry.
 
 use ::objects::keys::{is_log, is_own, log_range, shards_range, shared_range};
 use ::objects::{Key, Kind, LogKey, Name, Shard};
@@ -13,9 +13,10 @@ use blockstore::{Answer, Batch as StoreBatch, Page, Request as StoreRequest, Sto
 use format::disk::EntryKind;
 use format::disk::bytes::Writer;
 use format::engine::{Answer as Found, Change};
-use format::wire::{BatchContent, PagePart, Payload, PeerBody};
+use format::wire::{BatchContent, KeysWith, PagePart, Payload, PeerBody};
 
 use super::batch;
+use super::compare::{encode_keys, sums_query};
 use super::fill::heads_query;
 use super::log::reach_of;
 use super::walk::{encode_list, list_records};
@@ -68,8 +69,12 @@ impl Pg {
         content: BatchContent,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        if self.shape.objects.is_none() || !self.follow().is_learner() {
-            return Err("a page for a member that is no learner of a pool of objects".into());
+        if self.shape.objects.is_none() {
+            return Err("a page in a pool of blocks".into());
+        }
+        let is_learner = self.follow().is_learner();
+        if !is_learner && (part != PagePart::Whole || version == Version::ZERO) {
+            return Err("a page for a learner came to an acting member".into());
         }
         self.check_version(version)?;
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
@@ -83,8 +88,12 @@ impl Pg {
         records.extend(self.incomplete_mark(part)?);
         self.local_state.on_fill(version, false);
         let order = self.begin_taken();
-        let page = StoreRequest::Page(Page { pg, block_size, version, records, blocks });
-        self.call(Call::PeerRepair { order, call }, page, actions);
+        let page = Page { pg, block_size, version, records, blocks };
+        let page = StoreRequest::Page(page);
+        match is_learner {
+            true => self.call(Call::PeerRepair { order, call }, page, actions),
+            false => self.call(Call::PeerMend { order, call, units: 0 }, page, actions),
+        }
         Ok(())
     }
 
@@ -125,7 +134,8 @@ impl Pg {
         let shards: Vec<Shard> = self.shard_list().collect();
         let page = |shards: &[Shard]| {
             let records = shards.iter().copied().flat_map(changes).collect();
-            StoreRequest::Page(Page { pg, block_size, version, records, blocks: Vec::new() })
+            let blocks = Vec::new();
+            StoreRequest::Page(Page { pg, block_size, version, records, blocks })
         };
         shards.chunks(REACHES_AT_ONCE).map(page).collect()
     }
@@ -185,7 +195,7 @@ impl Pg {
     /// Handles the primary's request for a list of keys.
     pub(crate) fn on_list_heads(
         &mut self,
-        call: u32,
+        (call, with): (u32, KeysWith),
         (from, before): (Vec<u8>, Vec<u8>),
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
@@ -197,17 +207,21 @@ impl Pg {
         if from.len() < KIND_PREFIX_SIZE || from < all.0 || before > all.1 {
             return Err("a list of keys that are not the PG's".into());
         }
-        let query = heads_query(from, before, self.shape.limits.list_count_max);
+        let count_max = self.shape.limits.list_count_max;
+        let query = match with {
+            KeysWith::Version => heads_query(from, before, count_max),
+            KeysWith::Checksum | KeysWith::Value => sums_query(from, before, count_max),
+        };
         let queries = vec![query];
         let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
-        self.call(Call::PeerHeads { call }, request, actions);
+        self.call(Call::PeerHeads { call, with }, request, actions);
         Ok(())
     }
 
     /// Sends the primary a list of keys.
     pub(crate) fn on_peer_heads(
         &mut self,
-        call: u32,
+        (call, with): (u32, KeysWith),
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -215,11 +229,20 @@ impl Pg {
             Ok(Answer::Records { answers, .. }) => answers.into_iter().next(),
             _ => None,
         };
-        let Some(Found::Records { records, more }) = found else {
-            return self.cannot_follow("the store cannot read its records", actions);
+        let (keys, is_last) = match (found, with) {
+            (Some(Found::Records { records, more }), KeysWith::Version) => {
+                (encode_list(&list_records(&records)), !more)
+            }
+            (Some(Found::Records { records, more }), _) => {
+                (encode_keys(Some(&records), with), !more)
+            }
+            (_, KeysWith::Version) => {
+                return self.cannot_follow("the store cannot read its records", actions);
+            }
+            _ => (encode_keys(None, with), true),
         };
-        let heads = Payload::new(&encode_list(&list_records(&records)), &self.buffers);
-        self.answer(PeerBody::Headed { call, heads, is_last: !more }, actions);
+        let heads = Payload::new(&keys, &self.buffers);
+        self.answer(PeerBody::Headed { call, heads, is_last }, actions);
     }
 
     /// Checks that a change of records is one of this PG, and none of what is a member's own, except that a

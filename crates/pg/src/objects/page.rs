@@ -297,7 +297,7 @@ fn put((key, value): (&[u8], &[u8])) -> Change {
     Change::Put { key: key.to_vec(), value: value.to_vec() }
 }
 
-fn size_of(change: &Change) -> usize {
+pub(super) fn size_of(change: &Change) -> usize {
     change.size() + RECORD_OVERHEAD
 }
 

@@ -5,7 +5,7 @@
 //!      sent to all members at once.
 //!   2. A batch ends when every member that must acknowledge it has it durably; all before it have ended then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use ::objects::queue::TurnId;
 use ::objects::{Prepared, Run, RunSize, Shard, Touched};
@@ -92,6 +92,7 @@ impl Pg {
         while self.serving == Serving::Active
             && !self.holds_versions
             && !self.is_gate_held()
+            && !self.is_gate_held_by_scrub()
             && let Some(gated) = self.objects.gate.get(at)
         {
             let footprint = &gated.footprint;
@@ -124,19 +125,31 @@ impl Pg {
         self.holds_versions
     }
 
-    /// Answers as *busy* what waits for versions, or for its turn, and which `is_overdue`. A turn is prepared
-    /// as a whole, so all of it goes.
-    pub fn refuse_held(&mut self, is_overdue: impl Fn(Ticket) -> bool, actions: &mut Vec<Action>) {
-        let has_overdue = |gated: &Gated| gated.done.iter().any(|done| is_overdue(done.ticket));
-        let gate = std::mem::take(&mut self.objects.gate).into_iter();
-        let (overdue, kept): (Vec<Gated>, Vec<Gated>) = gate.partition(has_overdue);
-        self.objects.gate = kept.into();
-        for Gated { turn, done, .. } in overdue {
+    /// Answers as *busy* what waits for versions, or for its turn.
+    pub(super) fn refuse_gated(&mut self, actions: &mut Vec<Action>) {
+        let gate = std::mem::take(&mut self.objects.gate);
+        let (refused, kept) = gate.into_iter().partition(|gated| !gated.done.is_empty());
+        self.objects.gate = kept;
+        self.refuse_all(refused, actions);
+    }
+
+    fn refuse_all(&mut self, refused: VecDeque<Gated>, actions: &mut Vec<Action>) {
+        for Gated { turn, done, .. } in refused {
             self.refuse_done(done, &Refusal::Busy, actions);
             if let Some(turn) = turn {
                 self.end_turn(turn, actions);
             }
         }
+    }
+
+    /// Answers as *busy* what waits for versions, or for its turn, and which `is_overdue`. A turn is prepared
+    /// as a whole, so all of it goes.
+    pub fn refuse_held(&mut self, is_overdue: impl Fn(Ticket) -> bool, actions: &mut Vec<Action>) {
+        let has_overdue = |gated: &Gated| gated.done.iter().any(|done| is_overdue(done.ticket));
+        let gate = std::mem::take(&mut self.objects.gate).into_iter();
+        let (overdue, kept) = gate.partition(has_overdue);
+        self.objects.gate = kept;
+        self.refuse_all(overdue, actions);
         let mut judge = |ticket| is_overdue(ticket).then_some(Refusal::Busy);
         self.refuse_waiting_mutations(&mut judge, actions);
         self.pump_objects(actions);

@@ -12,6 +12,7 @@
 use base::{Choice, ImageId, OsdId, StripeIndex};
 
 use super::note::Finding;
+use super::note::RECORDS_IMAGE;
 use super::{Work, limit};
 use crate::copies::agree::{ByMember, by_choice};
 use crate::face::{Fault, FaultKind, Seen};
@@ -22,6 +23,7 @@ const WAITING_MAX: usize = 16;
 
 const NOT_LISTED: &str = "the block is not listed as damaged, or not as it was when this was decided: \
                           look at the PG again";
+const OF_RECORDS: &str = "what differs are records of objects: put the object anew, or remove it";
 const CHANGED: &str = "a new look finds other damage than what was listed: look at the PG again";
 
 /// An operator's request.
@@ -92,6 +94,7 @@ impl Pg {
         };
         let refused = match self.scrub_note.findings.iter().find(is_meant) {
             _ if !self.knows_scrubs() => "the PG has just begun to serve: try again in a moment",
+            Some(finding) if finding.key.image == RECORDS_IMAGE => OF_RECORDS,
             Some(finding) if is_as_seen(finding) => {
                 let listed = finding.clone();
                 match self.why_not(request.choice) {

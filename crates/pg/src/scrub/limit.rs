@@ -27,29 +27,40 @@ const TRIALS_MAX: u32 = 2;
 
 const NOT_COMPARED: Fault = Fault { kind: FaultKind::NotCompared, units: 0 };
 
+impl Work {
+    /// Whether members are reading the key.
+    fn is_read(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Looking { .. } | Stage::Fetching { .. } | Stage::Gathering { .. }
+        )
+    }
+}
+
 impl Pg {
-    /// As primary: returns whether members are reading a key for a scrub. Meanwhile [`Pg::limit_look`] must
+    /// As primary: returns whether members are reading a key for a scrub, or soon will, so that operations
+    /// wait in a pool of objects. Meanwhile [`Pg::limit_look`] must
     /// be called periodically.
     pub fn is_looking(&self) -> bool {
         let work = self.lead.as_ref().and_then(|lead| lead.scrub.work.as_ref());
-        let reads = |it: &Work| {
-            let Work { stage, .. } = it;
-            matches!(
-                stage,
-                Stage::Looking { .. } | Stage::Fetching { .. } | Stage::Gathering { .. }
-            )
-        };
-        self.is_scrubbing() && work.is_some_and(reads)
+        let is_read = work.is_some_and(Work::is_read);
+        let waits = self.is_comparing_records() || self.waits_for_scrub_turn();
+        self.is_scrubbing() && (is_read || waits)
     }
 
     /// As primary: gives up the current look, if it takes too long.
     pub fn limit_look(&mut self, now: Time, actions: &mut Vec<Action>) {
-        if !self.is_looking() {
+        if !self.is_scrubbing() {
             return;
         }
-        let work = self.work();
+        self.limit_comparison(now, actions);
+        let work = self.lead.as_mut().and_then(|lead| lead.scrub.work.as_mut());
+        let Some(work) = work.filter(|work| work.is_read()) else { return };
         let (since, slot) = (*work.since.get_or_insert(now), work.slot);
-        let is_awaited = slot.is_some_and(|slot| self.queue.is_awaited(slot));
+        let is_awaited = match slot {
+            Some(slot) => self.queue.is_awaited(slot),
+            None => self.has_gated(),
+        };
         let most = if is_awaited { AWAITED_MAX } else { LOOK_MAX };
         if now.since(since) >= most {
             self.give_up_look(actions);
@@ -84,15 +95,25 @@ impl Pg {
 
     /// Begins a look at the current key; returns its number.
     pub(super) fn next_look(&mut self) -> u32 {
-        let scrub = &mut self.lead().scrub;
-        scrub.looks = scrub.looks.wrapping_add(1);
-        let look = scrub.looks;
+        let look = self.number_look();
         self.work().look = look;
         look
     }
 
+    /// Returns the number of a look that begins.
+    pub(crate) fn number_look(&mut self) -> u32 {
+        let scrub = &mut self.lead().scrub;
+        scrub.looks = scrub.looks.wrapping_add(1);
+        scrub.looks
+    }
+
+    /// Notes that a look was given up, of which so many answers are missing.
+    pub(crate) fn await_late(&mut self, look: u32, count: usize) {
+        self.lead().scrub.late.insert(look, count);
+    }
+
     /// Returns whether an answer is for a look that was given up.
-    pub(super) fn is_late(&mut self, look: u32, actions: &mut Vec<Action>) -> bool {
+    pub(crate) fn is_late(&mut self, look: u32, actions: &mut Vec<Action>) -> bool {
         let scrub = &mut self.lead().scrub;
         let Some(count) = scrub.late.get_mut(&look) else { return false };
         *count -= 1;

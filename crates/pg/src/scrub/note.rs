@@ -7,7 +7,7 @@
 //!      received.
 //!   2. `findings` are in key order, each key once, at most [`FINDINGS_MAX`]; `more` counts further keys.
 
-use base::{Epoch, OsdId, PgId};
+use base::{Epoch, ImageId, OsdId, PgId};
 use blockstore::BlockKey;
 use format::wire::SCRUB_NOTE_SIZE_MAX;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,10 @@ const FINDING_SIZE_MAX: usize = 96;
 const FAULT_SIZE_MAX: usize = 40;
 const LIST_SIZE_MAX: usize = FINDINGS_MAX * (FINDING_SIZE_MAX + FAULTS_MAX * FAULT_SIZE_MAX);
 const _: () = assert!(HEAD_SIZE_MAX + LIST_SIZE_MAX <= SCRUB_NOTE_SIZE_MAX);
+
+/// In pools of objects, damaged records are listed under the hash of their object, and this image. No block
+/// is of it: the upper half of a data id would have to be its highest value.
+pub const RECORDS_IMAGE: ImageId = ImageId::LAST;
 
 /// A day, in seconds.
 const DAY: u64 = 24 * 3600;
@@ -60,7 +64,7 @@ pub struct ScrubNote {
 }
 
 /// A scrub that is under way.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Running {
     /// Whether the scrub is deep, which means that it reads data.
     pub deep: bool,
@@ -68,6 +72,8 @@ pub struct Running {
     pub on_demand: bool,
     /// When the scrub began.
     pub since: u64,
+    /// In pools of objects: the records of so many shards are done. Blocks follow when all are.
+    pub shards: u32,
     /// Keys up to this one are done.
     pub cursor: Option<BlockKey>,
     /// Number of keys that are done.
@@ -156,10 +162,18 @@ impl ScrubNote {
     pub fn strike(&mut self, after: Option<BlockKey>, before: Option<BlockKey>) -> bool {
         let count = self.findings.len();
         self.findings.retain(|finding| {
+            if finding.key.image == RECORDS_IMAGE {
+                return true;
+            }
             let is_behind = after.is_none_or(|after| finding.key > after);
             !(is_behind && before.is_none_or(|before| finding.key < before))
         });
         self.findings.len() < count
+    }
+
+    /// Removes the findings for which this is true.
+    pub fn strike_if(&mut self, is_struck: impl Fn(&Finding) -> bool) {
+        self.findings.retain(|finding| !is_struck(finding));
     }
 
     /// Removes the finding for a key. Returns whether there was one.
@@ -192,6 +206,10 @@ impl ScrubNote {
     }
 }
 
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 /// The JSON form of the note.
 #[derive(Serialize, Deserialize)]
 struct NoteText {
@@ -219,6 +237,8 @@ struct RunningText {
     #[serde(default)]
     on_demand: bool,
     since: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    shards: u32,
     cursor: Option<String>,
     keys: u64,
     #[serde(default)]
@@ -240,6 +260,7 @@ impl NoteText {
             deep: running.deep,
             on_demand: running.on_demand,
             since: running.since,
+            shards: running.shards,
             cursor: running.cursor.map(key_text),
             keys: running.keys,
             more: running.more,
@@ -294,8 +315,8 @@ impl RunningText {
             .trial
             .map(|(text, epochs)| Ok::<Trial, String>(Trial { key: read_key(pg, &text)?, epochs }));
         let trial = trial.transpose()?;
-        let RunningText { deep, on_demand, since, keys, more, .. } = self;
-        Ok(Running { deep, on_demand, since, cursor, keys, more, trial })
+        let RunningText { deep, on_demand, since, shards, keys, more, .. } = self;
+        Ok(Running { deep, on_demand, since, shards, cursor, keys, more, trial })
     }
 }
 
@@ -368,6 +389,7 @@ mod tests {
             deep: true,
             on_demand: true,
             since: 9,
+            shards: u32::MAX,
             cursor: Some(key(8)),
             keys: u64::MAX,
             more: 0,

@@ -4,6 +4,7 @@
 
 mod fill;
 mod members;
+mod scrub;
 mod store;
 mod world;
 

@@ -263,7 +263,10 @@ impl Objects {
 
     fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
-        self.twin.set_low(is_full);
+        // Little space is left before and for a while after.
+        if is_full {
+            self.twin.set_low(true);
+        }
         self.twin.set_full(is_full);
     }
 
@@ -386,6 +389,12 @@ impl World {
             Stage::Opening => Chance::percent(5),
             _ => objects.plan.empties,
         };
+        if is_quiet {
+            objects.twin.set_low(false);
+        }
+        if !objects.is_full && objects.random.chance(empties) {
+            objects.twin.set_low(false);
+        }
         if is_quiet || objects.is_full && objects.random.chance(empties) {
             objects.set_full(false);
         } else if !objects.is_full && objects.random.chance(fills) {

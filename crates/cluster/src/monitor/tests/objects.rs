@@ -1,8 +1,6 @@
 //! Pools of objects: what they are made with, what cannot change, and what only pools of blocks have.
 
-use base::{
-    BlockSize, ConnectionId, Duration, GIB, ImageId, KIB, OsdId, PgId, PoolId, Scheme, SessionId,
-};
+use base::{BlockSize, ConnectionId, Duration, GIB, ImageId, KIB, PgId, PoolId, Scheme, SessionId};
 use format::engine::Compression;
 use serde_json::{Value, json};
 
@@ -154,19 +152,15 @@ fn volumes_are_made_in_pools_of_blocks_only() {
 }
 
 #[test]
-fn scrubs_of_objects_are_refused_and_left_out() {
+fn scrubs_of_objects_are_passed_on() {
     let mut rig = with_objects();
     let pg: PgId = "1.0".parse().unwrap();
-    for command in [
-        Command::PoolScrub { pool: "kv".into(), deep: false },
-        Command::PgScrub { pg, deep: false },
+    for (command, count) in [
+        (Command::PoolScrub { pool: "kv".into(), deep: false }, 8),
+        (Command::PgScrub { pg, deep: false }, 1),
     ] {
-        let refused = rig.command(command).unwrap_err();
-        assert_eq!(refused.message, "pools of objects are not scrubbed yet");
+        assert_eq!(rig.command(command).unwrap()["asked"], json!(count));
     }
-    let osd = OsdId::new(1).unwrap();
-    let answer = rig.command(Command::OsdScrub { osd, deep: true }).unwrap();
-    assert_eq!((&answer["asked"], &answer["metadata"]), (&json!(0), &json!(true)));
 }
 
 /// Opens the pool, and returns the messages that come, without other maps.

@@ -177,6 +177,28 @@ fn a_learner_that_dies_in_the_middle_of_an_object_gets_it_whole() {
     }
 }
 
+/// A learner whose engine has little space answers no page, and holds up neither operations nor the next
+/// epoch.
+#[test]
+fn a_filling_waits_for_space_and_nothing_else_does() {
+    for seed in 0..20 {
+        let mut world = half_filled(seed);
+        world.with(0, |pg, actions| pg.hold_fillings(true, actions));
+        change(&mut world, long_object(b"later", 3));
+        world.end_all();
+        assert!(world.complete.is_empty());
+        if seed % 2 == 0 {
+            world.set_members(&[1], &[0]);
+            world.enter();
+            world.end_all();
+            assert!(world.complete.is_empty());
+        }
+        world.with(0, |pg, actions| pg.hold_fillings(false, actions));
+        world.fill_all();
+        check_filled(&world);
+    }
+}
+
 #[test]
 fn an_object_changes_and_goes_while_it_is_copied() {
     for seed in 0..20 {
@@ -299,6 +321,7 @@ fn a_page_is_for_learners_and_of_the_pg() {
         call: 0,
         from: from.to_vec(),
         before: before.to_vec(),
+        with: format::wire::KeysWith::Version,
     };
     world.say(1, 0, of(&[0, 4, 0x10], &[0, 4, 0x11])).unwrap_err();
     world.say(1, 0, of(&[0], &[0, 0, 0x11])).unwrap_err();

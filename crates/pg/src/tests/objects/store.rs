@@ -9,9 +9,9 @@ use ::objects::{Head, HeadContent, Key, Kind, Shard};
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Epoch, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
-use format::disk::{BlockAction, BlockChange, UnitSet};
+use format::disk::{BlockAction, BlockChange, NoteKey, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
-use format::wire::{Content, ListedBlock};
+use format::wire::{Content, Digest, ListedBlock};
 
 use crate::objects::log::reach_of;
 
@@ -37,6 +37,8 @@ pub struct Store {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
     blocks: BTreeMap<BlockKey, Block>,
     pub note: Option<Vec<u8>>,
+    /// The note on scrubs.
+    pub scrub_note: Option<Vec<u8>>,
     /// The newest version that the store has, and the newest one that it has answered.
     pub last: Version,
     pub durable: Version,
@@ -109,8 +111,16 @@ impl Store {
                 self.apply(batch.records, batch.blocks);
                 Some(self.last)
             }
+            Request::Note { key: NoteKey::Scrub(_), bytes } => {
+                self.scrub_note = Some(bytes);
+                None
+            }
             Request::Note { bytes, .. } => {
                 self.note = Some(bytes);
+                None
+            }
+            Request::Repair { key, content, .. } => {
+                self.repair(key, content);
                 None
             }
             Request::SetFloor { .. } | Request::Sync => None,
@@ -283,9 +293,45 @@ impl Store {
                 let version = block.map_or(Version::ZERO, |block| block.version);
                 Ok(Answer::Read { version, checksums: checksums(&bytes), data })
             }
+            Request::Digest { key, .. } => Ok(Answer::Digest(self.digest(key))),
             other => panic!("{other:?}"),
         };
         (call, result)
+    }
+
+    fn digest(&self, key: BlockKey) -> Digest {
+        match self.copy(key, UnitSet::first(UNITS)) {
+            Content::Block { version, written, damaged, checksums, table, .. } => {
+                Digest::Block { version, written, damaged, checksums, table }
+            }
+            _ => Digest::Gone,
+        }
+    }
+
+    /// Writes these units of a block as they are elsewhere.
+    fn repair(&mut self, key: BlockKey, content: Content) {
+        let Content::Block { version, units, written, data, .. } = content else {
+            panic!("objects have no tombstones of blocks")
+        };
+        let block = self.blocks.entry(key).or_default();
+        block.version = version;
+        for unit in UnitSet::from_slice(&units).iter() {
+            block.units.remove(&unit);
+        }
+        let data = data.map(|data| data.to_vec()).unwrap_or_default();
+        let pieces = data.chunks(UNIT as usize).map(<[u8]>::to_vec);
+        block.units.extend(UnitSet::from_slice(&written).iter().zip(pieces));
+    }
+
+    /// The store has these records instead, or no more.
+    pub fn alter(&mut self, alter: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>)) {
+        alter(&mut self.records);
+    }
+
+    /// The first unit of each block has other data. Returns how many blocks there are.
+    pub fn alter_blocks(&mut self) -> usize {
+        let units = self.blocks.values_mut().flat_map(|block| block.units.values_mut().next());
+        units.map(|unit| unit[0] ^= 1).count()
     }
 
     fn find(&self, query: &Query) -> Found {

@@ -10,7 +10,7 @@ use format::wire::{Op, Outcome, PagePart, Payload, PeerBody, PgEntry, Refusal};
 use super::super::world::{Random, osd_id};
 use super::super::{BLOCK_SIZE, shape};
 use super::store::Store;
-use crate::{Action, Need, Pg, Record, Serving, Shape, Ticket};
+use crate::{Action, Need, Pg, Record, ScrubEvent, Serving, Shape, Ticket};
 
 #[derive(Debug)]
 pub enum Kind {
@@ -82,6 +82,9 @@ pub struct World {
     pub failed_count: usize,
     /// Whether the epoch cannot go on.
     pub needs_epoch: bool,
+    /// What scrubs said, without their beginnings and ends, and how many ended.
+    pub scrub_events: Vec<ScrubEvent>,
+    pub scrub_count: usize,
     pub(super) shape: Shape,
     /// The number of copies that the pool wants.
     copies: u8,
@@ -91,6 +94,9 @@ pub struct World {
     pub(super) starts: Vec<u64>,
     pub random: Random,
 }
+
+/// The time of the first scrub, in seconds since 1970. Each later one begins a second later.
+const SCRUBBED_AT: u64 = 9;
 
 /// The session of all clients.
 const SESSION: SessionId = SessionId::new(7);
@@ -171,6 +177,8 @@ impl World {
             failed: BTreeSet::new(),
             failed_count: 0,
             needs_epoch: false,
+            scrub_events: Vec::new(),
+            scrub_count: 0,
             shape,
             copies: members as u8,
             absent: None,
@@ -280,6 +288,31 @@ impl World {
 
     pub(super) fn primary(&self) -> usize {
         index_of(self.entry.primary_osd().unwrap())
+    }
+
+    /// The primary scrubs for a while, and begins a scrub if none is under way.
+    pub fn scrub(&mut self, deep: bool) {
+        let now = SCRUBBED_AT + self.scrub_count as u64;
+        self.with(self.primary(), |pg, actions| {
+            pg.recall_scrubs(actions);
+            if pg.scrub_note().running.is_none() {
+                pg.begin_scrub(deep, false, now, actions);
+            }
+            pg.scrub(1 << 20, true, now, actions);
+        });
+    }
+
+    /// All of the PG is scrubbed, and nothing else happens.
+    pub fn scrub_all(&mut self, deep: bool) {
+        let count = self.scrub_count;
+        for _ in 0..10_000 {
+            self.scrub(deep);
+            while self.happen() {}
+            if self.scrub_count > count {
+                return;
+            }
+        }
+        panic!("a scrub never ends");
     }
 
     pub fn serves(&self) -> bool {
@@ -525,6 +558,10 @@ impl World {
                 self.needs_epoch = true;
             }
             Action::Need(_) => self.needs_epoch = true,
+            Action::StoreUnpromised { call, request } => store.ask(call, request, true),
+            Action::Scrub(ScrubEvent::Began { .. }) => {}
+            Action::Scrub(ScrubEvent::Ended { .. }) => self.scrub_count += 1,
+            Action::Scrub(event) => self.scrub_events.push(event),
             other => panic!("{other:?}"),
         }
     }
