@@ -164,7 +164,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Rm { osd } => admin::osd_rm(&config(cluster)?, osd, format),
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
-        OsdCommand::Inspect { path } => osd::inspect(&path, format),
+        OsdCommand::Inspect { path, objects } => osd::inspect(&path, objects.as_deref(), format),
         OsdCommand::Check { path, objects } => osd::check(&path, objects.as_deref(), format),
     }
 }

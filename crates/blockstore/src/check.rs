@@ -5,6 +5,7 @@ use format::disk::LOCATION_NONE;
 
 use crate::index::KEY_FIRST;
 use crate::stopped::{ReadDevice, StoppedStore};
+use crate::stopped_engine::ReadEngine;
 use crate::{AsOf, BlockKey, CommitMode, Identity, RecoveryReport, Space, StoreError};
 
 /// How thorough a check is.
@@ -190,9 +191,14 @@ impl CheckReport {
     }
 }
 
-/// Describes a store. The error says why the device holds no store, or why the store cannot be opened.
-pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String> {
-    let stopped = StoppedStore::open(read, device_size)?;
+/// Describes a store. `engine`: if it has one, that. The error says why the device holds no store, or why the
+/// store cannot be opened.
+pub fn inspect<'a>(
+    read: ReadDevice<'a>,
+    device_size: u64,
+    engine: Option<&'a mut dyn ReadEngine>,
+) -> Result<Inspection, String> {
+    let stopped = StoppedStore::open_with(read, device_size, engine)?;
     let store = stopped.store();
     let parts = store.parts();
     let superblock = &parts.superblock;

@@ -997,10 +997,10 @@ fn inspect_tells_and_changes_nothing() {
         disk.visible.read(offset, buffer);
         Ok(())
     };
-    let seen = inspect(&mut read, SIZE).expect("it is a store");
+    let seen = inspect(&mut read, SIZE, None).expect("it is a store");
     assert_eq!((seen.blocks, seen.tombstones, seen.notes), (2, 1, 0));
     assert_eq!((seen.journal_head, seen.journal_tail), (head.get(), tail.get()));
     assert!(!seen.suspect);
     let mut nothing = |_: u64, _: &mut [u8]| Err("unreadable".to_owned());
-    assert!(inspect(&mut nothing, SIZE).is_err());
+    assert!(inspect(&mut nothing, SIZE, None).is_err());
 }

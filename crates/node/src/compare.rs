@@ -20,13 +20,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::hash::hash_range_of_pg;
+use base::hash::{hash_range_of_pg, object_hash};
 use base::{BlockSize, OsdId, PgId, PoolId, Position, Version};
 use blockstore::{
     Answer, AsOf, BlockKey, Finding, NoteKey, Severity, StoppedStore, Store, StoreError,
 };
-use cluster::map::Pool;
+use cluster::map::{Pool, PoolKind};
 use format::wire::{Content, PgEntry};
+use objects::keys::is_own;
+use objects::{Key, Shard};
 use pg::{Record, ScrubNote};
 
 use crate::notes::ClusterNote;
@@ -45,6 +47,8 @@ pub struct Comparison {
     pub blocks: u64,
     /// Bytes that were compared with those of another copy.
     pub bytes: u64,
+    /// Records of objects that all members of their PGs hold alike.
+    pub records: u64,
     /// Blocks that differ between members.
     pub different: u64,
     /// Blocks that differ between members because a write was under way when an OSD was killed.
@@ -70,7 +74,96 @@ pub fn compare(stores: &mut [StoppedStore<'_>], progress: &mut dyn FnMut(u64, u6
         }
     }
     strays_of_unknown_pools(stores, &known, &mut found);
+    for pool in known.pools.values() {
+        if let PoolKind::Object { shards, .. } = pool.kind {
+            compare_records(stores, &known, pool, shards, &mut found);
+        }
+    }
     found
+}
+
+/// What a store has of a shard, in the order of keys: how many records, and a hash of all of them.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct ShardDigest {
+    records: u64,
+    hash: u64,
+}
+
+impl ShardDigest {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        let sums = [key, value].map(|bytes| u64::from(base::crc32c(bytes).get()));
+        let numbers = [self.hash, sums[0], sums[1]].map(u64::to_le_bytes).concat();
+        (self.records, self.hash) = (self.records + 1, object_hash(&numbers));
+    }
+}
+
+/// Compares the records of a pool of objects, shard by shard: nothing is kept of a record.
+fn compare_records(
+    stores: &mut [StoppedStore<'_>],
+    known: &Known,
+    pool: &Pool,
+    shard_count: u32,
+    found: &mut Comparison,
+) {
+    let mut digests: Vec<Option<BTreeMap<Shard, ShardDigest>>> = Vec::new();
+    for (store, osd) in stores.iter_mut().zip(&known.osds) {
+        let mut of_store: BTreeMap<Shard, ShardDigest> = BTreeMap::new();
+        let mut look = |key: &[u8], value: &[u8]| {
+            if Key::decode(key).is_some() && !is_own(key) {
+                of_store.entry(Shard::of_key(key)).or_default().add(key, value);
+            }
+        };
+        let has_family = store.store().has_family(pool.id);
+        let walked = if has_family { store.walk_records(pool.id, &mut look) } else { Ok(()) };
+        if let Err(why) = &walked {
+            let text = format!("records of pool {} on {osd} cannot be read: {why}", pool.id);
+            found.find(Severity::Error, text);
+        }
+        digests.push(walked.ok().map(|()| of_store));
+    }
+    for number in 0..pool.pg_count {
+        let pg = PgId { pool: pool.id, number };
+        let Some(entry) = known.entries.get(&pg) else { continue };
+        let index_of = |osd: OsdId| known.osds.iter().position(|known| *known == osd);
+        let members: Vec<usize> = entry.acting().filter_map(|it| index_of(it.osd)).collect();
+        let last = |index: &usize| stores[*index].store().facts(pg).last;
+        let complete = |index: &usize| known.complete_up_to(*index, stores[*index].store(), pg);
+        let Some(first) = members.first() else { continue };
+        // Who was filled has all, and no newer version of its own.
+        let is_same = |it: &usize| complete(it) == complete(first) && last(it) <= complete(it);
+        if !members.iter().all(is_same) {
+            let text = format!(
+                "PG {pg}: changes were under way, so its members have different versions: their records \
+                 were not compared"
+            );
+            found.find(Severity::Warning, text);
+            continue;
+        }
+        let (low, high) = hash_range_of_pg(number, pool.pg_count);
+        let shards =
+            Shard::of_hash(low, shard_count).get()..=Shard::of_hash(high, shard_count).get();
+        for shard in shards.map(Shard::new) {
+            let of = |index: &usize| {
+                let of_store = digests[*index].as_ref()?;
+                Some(of_store.get(&shard).copied().unwrap_or_default())
+            };
+            let mut held = members.iter().filter_map(|index| Some((*index, of(index)?)));
+            let Some((one, reference)) = held.next() else { continue };
+            match held.find(|(_, digest)| *digest != reference) {
+                None => found.records += reference.records,
+                Some((other, digest)) => {
+                    let (left, right) = (known.osds[one], known.osds[other]);
+                    let (records, others) = (reference.records, digest.records);
+                    let text = format!(
+                        "PG {pg}: {left} and {right} hold different records of shard {}: {records} and \
+                         {others}",
+                        shard.get()
+                    );
+                    found.find(Severity::Error, text);
+                }
+            }
+        }
+    }
 }
 
 /// The combined contents of the notes of all stores.

@@ -118,6 +118,9 @@ pub enum OsdCommand {
     Inspect {
         /// The path given to `osd create`
         path: PathBuf,
+        /// The directory of its records of objects, if it is not beside its file of blocks
+        #[arg(long, value_name = "DIR")]
+        objects: Option<PathBuf>,
     },
     /// Read and verify everything on the disk of a stopped OSD; exit code 1 if it is damaged
     #[command(after_help = "Example:\n  ashlar osd check .ashlar/osd.1")]

@@ -8,13 +8,16 @@ use blockstore::{CheckOptions, CheckReport, Finding, ReadEngine, Severity, Stopp
 use cluster::message::Failure;
 use serde_json::{Value, json};
 
-use super::engine;
+use super::engine::{self, EngineToRead};
 use super::store_file::{blocks_of, commit_name, inspect_file, open_blocks, superblock_of};
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
 /// Runs `ashlar osd inspect`.
-pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
-    let found = inspect_file(&blocks_of(path), true)?;
+pub fn inspect(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), Failure> {
+    let blocks = blocks_of(path);
+    let _lock = open_blocks(&blocks, true)?;
+    let mut engine = engine_of(path, objects)?;
+    let found = inspect_file(&blocks, false, engine.as_mut())?;
     let area = |(offset, length): (u64, u64)| json!({ "offset": offset, "bytes": length });
     let rows: Vec<Value> = found
         .recovery
@@ -58,12 +61,10 @@ pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
 pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), Failure> {
     let blocks = blocks_of(path);
     let (file, size) = open_blocks(&blocks, true)?;
-    let superblock = superblock_of(&blocks)?;
-    if superblock.engine.is_none() {
-        inspect_file(&blocks, true)?;
+    let mut engine = engine_of(path, objects)?;
+    if engine.is_none() {
+        inspect_file(&blocks, true, None)?;
     }
-    let directory = engine::directory_of(path, objects);
-    let mut engine = engine::open_to_read(directory.as_deref(), &superblock)?;
     let mut progress = Progress::new(format, "checking", size);
     let mut furthest = 0;
     let mut read = |offset: u64, buffer: &mut [u8]| {
@@ -71,8 +72,7 @@ pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), 
         progress.set(furthest);
         file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
     };
-    let of_store = engine.as_mut().map(|engine| engine as &mut dyn ReadEngine);
-    let report = match StoppedStore::open_with(&mut read, size, of_store) {
+    let report = match StoppedStore::open_with(&mut read, size, engine.as_mut().map(as_reader)) {
         Ok(mut stopped) => {
             let mut report = blockstore::check_stopped(&mut stopped, CheckOptions { data: true });
             node::check_objects(&mut stopped, &mut report);
@@ -108,17 +108,21 @@ pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), 
 
 /// Runs `ashlar check PATH...`.
 pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
-    let mut files = Vec::new();
+    let (mut files, mut engines) = (Vec::new(), Vec::new());
     for path in paths {
         let blocks = blocks_of(path);
-        inspect_file(&blocks, true)?;
         // Hold the lock until the end, so that the OSD cannot start meanwhile.
         files.push(open_blocks(&blocks, true)?);
+        let mut engine = engine_of(path, None)?;
+        inspect_file(&blocks, false, engine.as_mut())?;
+        engines.push(engine);
     }
     let mut readers: Vec<_> = files.iter().map(|(file, _)| reader_of(file)).collect();
     let mut stores = Vec::new();
-    for ((read, (_, size)), path) in readers.iter_mut().zip(&files).zip(paths) {
-        let store = StoppedStore::open(read, *size).map_err(|why| {
+    let opened = readers.iter_mut().zip(&files).zip(&mut engines).zip(paths);
+    for (((read, (_, size)), engine), path) in opened {
+        let engine = engine.as_mut().map(as_reader);
+        let store = StoppedStore::open_with(read, *size, engine).map_err(|why| {
             let message = format!("{}: {why}", path.display());
             failure("not_a_store", message, "use the path given to `ashlar osd create`")
         })?;
@@ -150,6 +154,17 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Opens the engine of the OSD at `path`, if it has one. `objects`: its directory, if it is not beside the
+/// blocks.
+fn engine_of(path: &Path, objects: Option<&Path>) -> Result<Option<EngineToRead>, Failure> {
+    let directory = engine::directory_of(path, objects);
+    engine::open_to_read(directory.as_deref(), &superblock_of(&blocks_of(path))?)
+}
+
+fn as_reader(engine: &mut EngineToRead) -> &mut dyn ReadEngine {
+    engine
+}
+
 fn reader_of(file: &File) -> impl FnMut(u64, &mut [u8]) -> Result<(), String> {
     |offset, buffer| file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
 }
@@ -161,6 +176,7 @@ fn print_comparison(found: &node::Comparison, format: Format) {
             "pgs": found.pgs,
             "blocks": found.blocks,
             "bytes_compared": found.bytes,
+            "records": found.records,
             "different": found.different,
             "under_way": found.under_way,
             "strays": found.strays,
@@ -172,6 +188,9 @@ fn print_comparison(found: &node::Comparison, format: Format) {
             }
             let (blocks, pgs) = (found.blocks, found.pgs);
             println!("{blocks} blocks of {pgs} PGs, {} compared", size_text(found.bytes));
+            if found.records > 0 {
+                println!("{} records of objects compared", found.records);
+            }
         }
     }
 }

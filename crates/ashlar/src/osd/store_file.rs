@@ -5,11 +5,12 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockstore::CommitMode;
+use blockstore::{CommitMode, ReadEngine};
 use cluster::message::Failure;
 use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
 use rustix::fs::{FlockOperation, flock};
 
+use super::engine::EngineToRead;
 use crate::output::failure;
 
 /// How long to wait for the lock: the disk of a killed OSD may stay locked for a while.
@@ -42,7 +43,7 @@ pub fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
         return Ok(superblock);
     }
     // Both copies are damaged: the inspection returns an error with the details.
-    inspect_file(blocks, false).map(|_| ())?;
+    inspect_file(blocks, false, None).map(|_| ())?;
     let hint = "use the path given to `ashlar osd create`";
     Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), hint))
 }
@@ -78,25 +79,18 @@ fn can_lock(file: &File) -> bool {
     true
 }
 
-pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Failure> {
+/// Describes the store in this file. `engine`: if it has one, that.
+pub fn inspect_file(
+    blocks: &Path,
+    lock: bool,
+    engine: Option<&mut EngineToRead>,
+) -> Result<blockstore::Inspection, Failure> {
     let (file, size) = open_blocks(blocks, lock)?;
-    let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
-    if copies.any(|copy| copy.is_ok_and(|superblock| superblock.engine.is_some())) {
-        let message = format!(
-            "{}: this OSD keeps records of objects in an engine, and this version cannot read both \
-             while the OSD is stopped",
-            blocks.display()
-        );
-        return Err(failure(
-            "engine",
-            message,
-            "`ashlar osd check` reads both; scrubs check the blocks of an OSD that runs",
-        ));
-    }
     let mut read = |offset, buffer: &mut [u8]| {
         file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
     };
-    blockstore::inspect(&mut read, size).map_err(|why| {
+    let engine = engine.map(|engine| engine as &mut dyn ReadEngine);
+    blockstore::inspect(&mut read, size, engine).map_err(|why| {
         let message = format!("{}: {why}", blocks.display());
         let copies = SUPERBLOCK_OFFSETS.map(|offset| superblock_at(&file, offset));
         if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Newer(_)))) {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::fio::Fio;
 use crate::harness::{Cluster, Directory, run, wait_for};
+use crate::scrub::scrub;
 
 /// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
 fn with_objects(name: &str, copies: &str) -> Cluster {
@@ -482,6 +483,20 @@ fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
         cluster.wait_clean();
         kept.check(&cluster);
     }
+    // All of them have the same.
+    scrub(&cluster, "kv");
+    let scrubs = cluster.json(&["status"])["scrub"].clone();
+    assert_eq!((&scrubs["damaged_blocks"], &scrubs["repaired_blocks"]), (&json!(0), &json!(0)));
+    cluster.down();
+    let osds = ["osd.1", "osd.2", "osd.3"].map(|osd| cluster.path().join(osd));
+    let mut check = cluster.command(&["check", "--json"]);
+    let found: Value = serde_json::from_slice(&bytes_of(check.args(&osds))).expect("JSON");
+    // What OSDs have not removed yet is a warning.
+    let findings = found["findings"].as_array().expect("a list");
+    assert!(findings.iter().all(|finding| finding["severity"] == "warning"), "{found}");
+    assert!(found["records"].as_u64() > Some(2_000), "{found}");
+    let inspect = bytes_of(cluster.command(&["osd", "inspect"]).arg(&osds[0]));
+    assert!(String::from_utf8_lossy(&inspect).contains("blocks"));
 }
 
 /// An OSD is away while a million records change, and then has them all.
