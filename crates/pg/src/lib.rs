@@ -952,7 +952,9 @@ impl Pg {
             Call::Taken { order, first, version } => {
                 self.on_taken(order, (first, version), result, actions);
             }
-            Call::PeerRepair { order, call } => self.on_peer_repaired(order, call, result, actions),
+            Call::PeerRepair { order, call, adds } => {
+                self.on_peer_repaired((order, call, adds), result, actions);
+            }
             Call::PeerCopy { call } => self.on_peer_copied(call, result, actions),
             Call::Direct(id) => self.on_direct_read(id, result, actions),
             Call::AbsolveFilled { call } => self.on_filled_absolved(call, actions),

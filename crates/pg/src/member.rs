@@ -438,7 +438,7 @@ impl Pg {
         }
         let order = self.follow().taken.begin(());
         let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
-        self.call(Call::PeerRepair { order, call }, request, actions);
+        self.call(Call::PeerRepair { order, call, adds: false }, request, actions);
         Ok(())
     }
 
@@ -579,8 +579,7 @@ impl Pg {
     /// Handles the store's answer to a repair from the primary.
     pub(crate) fn on_peer_repaired(
         &mut self,
-        order: u64,
-        call: u32,
+        (order, call, adds): (u64, u32, bool),
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -589,7 +588,7 @@ impl Pg {
             return self.cannot_follow("the store has no room for a copy", actions);
         }
         if matches!(self.follow().stage, FollowStage::Stated | FollowStage::Active) {
-            match self.holds_fillings && self.shape.objects.is_some() {
+            match self.holds_fillings && adds {
                 true => self.objects.late_pages.push(call),
                 false => self.answer(PeerBody::Repaired { call }, actions),
             }
@@ -597,8 +596,8 @@ impl Pg {
         }
     }
 
-    /// Says whether pages that fill this OSD, as a learner of a pool of objects, are answered later, since
-    /// its engine has little space left. They are there, so a new epoch waits for nothing.
+    /// Says whether pages that add to what this OSD, a learner of a pool of objects, has are answered later,
+    /// since its engine has little space left. They are there, so a new epoch waits for nothing.
     pub fn hold_fillings(&mut self, holds: bool, actions: &mut Vec<Action>) {
         self.holds_fillings = holds;
         if !holds {

@@ -79,7 +79,7 @@ pub enum Call {
     /// A write or batch that the primary sent; of a batch, with its first version and its last.
     Taken { order: u64, first: Version, version: Version },
     /// A repair that the primary sent. `call`: the number of the primary's request.
-    PeerRepair { order: u64, call: u32 },
+    PeerRepair { order: u64, call: u32, adds: bool },
     /// A block that the primary asked for.
     PeerCopy { call: u32 },
     /// Units that a client reads here without the primary. The id is one of the PG's direct reads.

@@ -83,6 +83,8 @@ pub(super) fn family_options(
     options.set_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(5) / 4));
     options.set_max_write_buffer_number(3);
     options.set_level_compaction_dynamic_level_bytes(true);
+    // So much of the next level lies below a file at most: it is compacted while little space is left.
+    options.set_max_compaction_bytes(512 << 20);
     options.set_compression_type(match compression {
         Compression::None => DBCompressionType::None,
         Compression::Snappy => DBCompressionType::Snappy,

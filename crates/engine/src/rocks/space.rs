@@ -92,6 +92,7 @@ impl Shared {
     pub(super) fn run_reclaims(&self) {
         let mut flushed_at: Option<Instant> = None;
         let mut reclaims: BTreeMap<PoolId, Reclaim> = BTreeMap::new();
+        let mut turn = 0;
         while let Popped::Nothing = self.reclaims.pop_within(LOOK_INTERVAL) {
             self.look_at_space();
             let is_low = super::lock(&self.space).is_low;
@@ -107,7 +108,11 @@ impl Shared {
                     }
                 }
             }
-            for family in self.families().iter().filter(|family| !family.is_damaged) {
+            // One at a time: the space is looked at in between, and the engine may close.
+            let families = self.families();
+            let sound: Vec<_> = families.iter().filter(|family| !family.is_damaged).collect();
+            turn += 1;
+            if let Some(family) = sound.get(turn % sound.len().max(1)) {
                 self.compact_next(family, reclaims.entry(family.id).or_default());
             }
         }
@@ -161,18 +166,25 @@ fn next_range(files: &[LiveFile], last: &[u8], free: u64) -> Option<NextRange> {
     };
     let mut bottom: Vec<&LiveFile> = files.iter().filter(|file| file.level == lowest).collect();
     bottom.sort_by(|one, other| one.start_key.cmp(&other.start_key));
-    let is_under = |file: &&&LiveFile| upper().any(|other| overlap(file, other));
+    // What is compacted with a file: all that lies above it, and all lowest files below that.
+    let fits = |file: &LiveFile| {
+        let above: Vec<&LiveFile> =
+            upper().filter(|other| other.level > 0 && overlap(file, other)).collect();
+        let is_below = |other: &&LiveFile| {
+            other.level == lowest && above.iter().any(|above| overlap(above, other))
+        };
+        let of_bottom = match has_flushed && first_levels == Some(lowest) {
+            // Counted with the first level.
+            true => 0,
+            false => size_of(&mut files.iter().filter(is_below)).max(file.size as u64),
+        };
+        of_first + size_of(&mut above.into_iter()) + of_bottom < free
+    };
+    let is_due = |file: &&&LiveFile| upper().any(|other| overlap(file, other)) && fits(file);
     let is_behind = |file: &&&LiveFile| file.start_key.as_deref().unwrap_or_default() > last;
-    let next = bottom.iter().filter(is_behind).find(is_under);
-    let next = next.or_else(|| bottom.iter().find(is_under))?;
-    let above = upper().filter(|file| file.level > 0 && overlap(file, next));
-    let above: u64 = above.map(|file| file.size as u64).sum();
-    let is_counted = has_flushed && first_levels == Some(lowest);
-    let need = of_first + above + if is_counted { 0 } else { next.size as u64 };
-    (need < free).then(|| NextRange {
-        start: next.start_key.clone().unwrap_or_default(),
-        end: next.end_key.clone(),
-    })
+    let next =
+        bottom.iter().filter(is_behind).find(is_due).or_else(|| bottom.iter().find(is_due))?;
+    Some(NextRange { start: next.start_key.clone().unwrap_or_default(), end: next.end_key.clone() })
 }
 
 #[cfg(test)]
@@ -222,9 +234,13 @@ mod tests {
         assert_eq!(next(&files, b"", 1000), range(11, 20));
         assert_eq!(next(&files, &[11], 1000), range(21, 30));
         assert_eq!(next(&files, &[21], 1000), range(11, 20), "the first one again");
-        assert_eq!(next(&files, b"", 200), None, "there is no space");
+        // With the upper file go all lowest ones below it.
+        assert_eq!((next(&files, b"", 300), next(&files, b"", 301)), (None, range(11, 20)));
+        // What does not fit is passed.
+        let more = [&files[..], &[file(6, 40, 50), file(5, 41, 42)]].concat();
+        assert_eq!(next(&more, b"", 300), range(40, 50));
         // What was flushed goes down with all of the first level.
-        let files = [&files[..], &[file(0, 0, 25)]].concat();
+        let files = [&files[..], &[file(0, 0, 10)]].concat();
         assert_eq!((next(&files, b"", 300), next(&files, b"", 301)), (None, range(1, 10)));
         assert_eq!(next(&[file(0, 1, 2)], b"", 1000), Some((vec![], None)));
         let small = [file(0, 1, 2), file(6, 1, 9)];

@@ -116,6 +116,11 @@ impl Cleaning {
         matches!(self.stage, Stage::Queued(queued, _) if queued == number)
     }
 
+    /// Whether it is prepared on what this OSD has: it has read heads, or waits at the gate.
+    pub fn is_prepared(&self) -> bool {
+        matches!(self.stage, Stage::Heads(..) | Stage::Batch(_))
+    }
+
     fn is_due(&self, count: usize) -> bool {
         let is_idle = self.idle_count >= IDLE_CALLS;
         self.log_count >= count || is_idle && (self.log_count >= IDLE_COUNT || self.has_tombstone)

@@ -104,9 +104,10 @@ pub(crate) struct Comparing {
     since: Option<Time>,
     /// Keys that were made good.
     repaired: Vec<(Vec<u8>, MemberSet)>,
-    /// Keys that differed at the last look, and their number at the one before.
+    /// Keys that differed at the last look.
     differing: Vec<(Vec<u8>, MemberSet)>,
-    differing_before: usize,
+    /// How many of them could be made good at the look before.
+    fixable_before: usize,
     /// Keys whose values cannot be had from who should have them.
     unread: BTreeSet<Vec<u8>>,
     stage: Stage,
@@ -327,8 +328,11 @@ impl Pg {
         if self.waits_for_scrub_turn() {
             self.begin_scrub_turn(actions);
         }
-        if self.objects.comparing.as_ref().is_some_and(|it| !it.is_under_way()) {
-            self.look_at_records(actions);
+        match self.objects.comparing.as_ref().map(|it| &it.stage) {
+            Some(Stage::Gate) => self.look_at_records(actions),
+            // It waited for turns of this OSD.
+            Some(Stage::Fetching { missing: 0, .. }) => self.mend_records(actions),
+            _ => {}
         }
     }
 
@@ -356,7 +360,7 @@ impl Pg {
             since: None,
             repaired: Vec::new(),
             differing: Vec::new(),
-            differing_before: usize::MAX,
+            fixable_before: usize::MAX,
             unread: BTreeSet::new(),
             stage: Stage::Gate,
         });
@@ -473,17 +477,17 @@ impl Pg {
         let Verdict { mut fixes, undecided, upto } = agree(seen);
         let wrong = fixes.iter().map(|fix| (fix.key.clone(), fix.wrong));
         comparing.differing = undecided.into_iter().chain(wrong).collect();
-        let count = comparing.differing.len();
-        if count > 0 && !comparing.at.deep {
+        if !comparing.differing.is_empty() && !comparing.at.deep {
             // Heads alone are not made good: all of the shard is looked at.
             comparing.at = Compared::begin(comparing.at.walk, comparing.at.shard, true);
             comparing.differing.clear();
             return self.end_page(Some(()), actions);
         }
         fixes.retain(|fix| !comparing.unread.contains(&fix.key));
-        let has_less = count < comparing.differing_before || !comparing.unread.is_empty();
+        // Each round makes a key good, or finds that it cannot.
+        let has_less = fixes.len() < comparing.fixable_before;
         if !fixes.is_empty() && may_repair && has_less {
-            comparing.differing_before = count;
+            comparing.fixable_before = fixes.len();
             // The next look is at the same page, whatever was made good.
             if let Some(upto) = upto {
                 comparing.before = behind(upto.clone());
@@ -578,7 +582,7 @@ impl Pg {
     fn mend_records(&mut self, actions: &mut Vec<Action>) {
         let (me, mark, size_max) = (self.lead().me, self.mark(), self.shape.limits.page_size_max);
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
-        let may_mend_own = self.has_nothing_prepared(actions);
+        let Some(may_mend_own) = self.may_mend_own(actions) else { return };
         let comparing = self.objects.comparing.as_mut().expect("a page is being compared");
         let stage = std::mem::replace(&mut comparing.stage, Stage::Gate);
         let Stage::Fetching { fixes, mut values, .. } = stage else {
@@ -638,19 +642,27 @@ impl Pg {
         self.on_records_mended((lead.me, look), actions);
     }
 
-    /// Returns whether nothing is prepared on what this OSD has now: it may be made good here. What waits for
-    /// its versions is answered as *busy* for that.
-    fn has_nothing_prepared(&mut self, actions: &mut Vec<Action>) -> bool {
+    /// Returns whether what this OSD has may be made good now: nothing is prepared on what it has. What waits
+    /// for its versions is answered as *busy* for that. `None`: a turn is being prepared, and must reach the
+    /// gate first.
+    fn may_mend_own(&mut self, actions: &mut Vec<Action>) -> Option<bool> {
         let me = self.lead().me;
         let comparing = self.objects.comparing.as_ref().expect("a page is being compared");
-        let Stage::Fetching { fixes, .. } = &comparing.stage else { return false };
+        let Stage::Fetching { fixes, .. } = &comparing.stage else { return Some(false) };
         if !fixes.iter().any(|fix| fix.wrong.has(me)) {
-            return true;
+            return Some(true);
         }
-        self.refuse_gated(actions);
+        // Housekeeping waits at the gate: the next scrub finds the same.
+        if self.objects.cleaning.is_prepared() {
+            return Some(false);
+        }
         // A turn that has read nothing yet will see what is made good.
         let is_fresh = |turn: &Preparing| turn.done.is_empty() && turn.wanted.is_none();
-        self.objects.gate.is_empty() && self.objects.turns.values().all(is_fresh)
+        if !self.objects.turns.values().all(is_fresh) {
+            return None;
+        }
+        self.refuse_gated(actions);
+        Some(true)
     }
 
     /// Handles the end of a member's page. If the member refused it, the next look finds the same again.

@@ -85,13 +85,15 @@ impl Pg {
             self.shape.check_key(change.key)?;
             self.check_version(change.version)?;
         }
+        let is_put = |change: &Change| matches!(change, Change::Put { .. });
+        let adds = !blocks.is_empty() || records.iter().any(is_put);
         records.extend(self.incomplete_mark(part)?);
         self.local_state.on_fill(version, false);
         let order = self.begin_taken();
         let page = Page { pg, block_size, version, records, blocks };
         let page = StoreRequest::Page(page);
         match is_learner {
-            true => self.call(Call::PeerRepair { order, call }, page, actions),
+            true => self.call(Call::PeerRepair { order, call, adds }, page, actions),
             false => self.call(Call::PeerMend { order, call, units: 0 }, page, actions),
         }
         Ok(())
