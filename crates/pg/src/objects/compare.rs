@@ -513,7 +513,7 @@ impl Pg {
         let look = comparing.look;
         let keys: Vec<Vec<u8>> =
             fixes.iter().filter(|fix| fix.sum.is_some()).map(|fix| fix.key.clone()).collect();
-        let missing = if source == me { 1 } else { keys.len() };
+        let missing = if source == me { keys.len().min(1) } else { keys.len() };
         comparing.stage = Stage::Fetching { fixes, values: BTreeMap::new(), missing };
         if keys.is_empty() {
             return self.mend_records(actions);

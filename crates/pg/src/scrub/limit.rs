@@ -109,7 +109,9 @@ impl Pg {
 
     /// Notes that a look was given up, of which so many answers are missing.
     pub(crate) fn await_late(&mut self, look: u32, count: usize) {
-        self.lead().scrub.late.insert(look, count);
+        if count > 0 {
+            self.lead().scrub.late.insert(look, count);
+        }
     }
 
     /// Returns whether an answer is for a look that was given up.
