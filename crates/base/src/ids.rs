@@ -222,6 +222,10 @@ impl fmt::Debug for Lsn {
     }
 }
 
+/// In pools of objects, damaged records are listed under the hash of their object, and this image. No block
+/// is of it: the upper half of a data id is never its highest value.
+pub const RECORDS_IMAGE: ImageId = ImageId::LAST;
+
 /// A slot of a PG's acting set: counted from 0, stable while other slots change.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(u8);

@@ -24,7 +24,7 @@ pub use checksum::{Checksum, crc32c};
 pub use choice::Choice;
 pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
-    PoolId, Position, SessionId, StripeIndex, Version,
+    PoolId, Position, RECORDS_IMAGE, SessionId, StripeIndex, Version,
 };
 pub use scheme::Scheme;
 pub use seeds::seeds;

@@ -700,8 +700,7 @@ fn after_any_crash_records_and_blocks_are_of_one_version() {
 }
 
 fn page(version: Version, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) -> Request {
-    let block_size = BlockSize::DEFAULT;
-    Request::Page(Page { pg: PG, block_size, version, records, blocks })
+    Request::Page(Page { pg: PG, block_size: BlockSize::DEFAULT, version, records, blocks })
 }
 
 /// Returns the line with a version of its own, as at its source.

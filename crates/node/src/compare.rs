@@ -124,8 +124,7 @@ fn compare_records(
     for number in 0..pool.pg_count {
         let pg = PgId { pool: pool.id, number };
         let Some(entry) = known.entries.get(&pg) else { continue };
-        let index_of = |osd: OsdId| known.osds.iter().position(|known| *known == osd);
-        let members: Vec<usize> = entry.acting().filter_map(|it| index_of(it.osd)).collect();
+        let members: Vec<usize> = entry.acting().filter_map(|it| known.index_of(it.osd)).collect();
         let last = |index: &usize| stores[*index].store().facts(pg).last;
         let complete = |index: &usize| known.complete_up_to(*index, stores[*index].store(), pg);
         let Some(first) = members.first() else { continue };
@@ -224,6 +223,11 @@ impl Known {
         known
     }
 
+    /// Returns the index of an OSD's store, if it was given.
+    fn index_of(&self, osd: OsdId) -> Option<usize> {
+        self.osds.iter().position(|known| *known == osd)
+    }
+
     /// Returns the version up to which this store has everything of a PG; zero before the PG's first
     /// activation.
     fn complete_up_to(&self, index: usize, store: &Store, pg: PgId) -> Version {
@@ -262,10 +266,9 @@ fn compare_pg(
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
     };
-    let index_of = |osd: OsdId| known.osds.iter().position(|known| *known == osd);
     let mut members = Vec::new();
     for member in entry.acting() {
-        match index_of(member.osd) {
+        match known.index_of(member.osd) {
             Some(index) => members.push(index),
             None => {
                 let text = format!("PG {pg}: the copy on {} was not compared", member.osd);
@@ -279,7 +282,8 @@ fn compare_pg(
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
     }
-    let learners: Vec<usize> = entry.learning().filter_map(|member| index_of(member.osd)).collect();
+    let learners: Vec<usize> =
+        entry.learning().filter_map(|member| known.index_of(member.osd)).collect();
     let is_stray = |(index, _, _): &&(usize, Version, bool)| {
         !members.contains(index) && !learners.contains(index)
     };
@@ -291,7 +295,7 @@ fn compare_pg(
     let settled = complete.min().unwrap_or(Version::ZERO);
     if !pool.scheme.is_whole_everywhere() {
         let parts: Vec<(Position, usize)> = (entry.filled())
-            .filter_map(|(position, member)| Some((position, index_of(member.osd)?)))
+            .filter_map(|(position, member)| Some((position, known.index_of(member.osd)?)))
             .collect();
         for key in blocks.keys() {
             compare_stripe(stores, known, pool, (pg, *key, settled), &parts, found);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Choice, Duration, Epoch, ImageId, OsdId, PgId, Time, TraceEvent};
+use base::{Choice, Duration, Epoch, OsdId, PgId, RECORDS_IMAGE, Time, TraceEvent};
 use blockstore::{BlockKey, MetadataFault, MetadataFinding, MetadataPart, MetadataRepair};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
@@ -260,7 +260,7 @@ fn choice_text(choice: Choice) -> String {
 
 /// Describes in words what is wrong with a key.
 pub(crate) fn faults_text(finding: &Finding) -> String {
-    let is_of_records = finding.key.image == ImageId::LAST;
+    let is_of_records = finding.key.image == RECORDS_IMAGE;
     let wrong = finding.faults.iter().map(|(osd, fault)| match is_of_records {
         true => format!("{osd}: {} records {}", fault.units, fault.kind.name()),
         false => fault_text(*osd, *fault),

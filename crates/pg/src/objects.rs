@@ -48,6 +48,8 @@ use std::ops::RangeInclusive;
 use ::objects::queue::TurnId;
 use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
 use base::{SessionId, Version};
+use blockstore::Request as StoreRequest;
+use format::engine::Query;
 use format::wire::{Op, Payload, Refusal};
 
 use clean::Cleaning;
@@ -59,6 +61,7 @@ use read::Looking;
 use repeats::{Sender, Sessions};
 use replicate::{Batch, Gated};
 
+use crate::store_calls::Call;
 use crate::{Action, Pg, Serving, Ticket};
 
 /// The operations of an epoch on objects, at its primary.
@@ -202,6 +205,12 @@ impl Pg {
     fn shard_list(&self) -> impl Iterator<Item = Shard> + use<> {
         let shards = self.shards();
         (shards.start().get()..=shards.end().get()).map(Shard::new)
+    }
+
+    /// Reads records of this OSD.
+    fn read_records(&mut self, call: Call, queries: Vec<Query>, actions: &mut Vec<Action>) {
+        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
+        self.call(call, request, actions);
     }
 
     fn pool_shape(&self) -> PoolShape {

@@ -17,7 +17,7 @@
 //!      (`limit`).
 
 pub mod fix;
-mod limit;
+pub(crate) mod limit;
 pub mod member;
 pub mod note;
 mod parts;
@@ -429,9 +429,9 @@ impl Pg {
         self.scrub_work().is_some_and(is_turn)
     }
 
-    /// In pools of objects: whether the current key has its turn, so that no batch passes.
-    pub(crate) fn has_scrub_turn(&self) -> bool {
-        self.scrub_work().is_some_and(|work| !matches!(work.stage, Stage::Noting | Stage::Turn))
+    /// In pools of objects: whether the current key has its turn, or waits for it, so that no batch passes.
+    pub(crate) fn takes_scrub_turn(&self) -> bool {
+        self.scrub_work().is_some_and(|work| !matches!(work.stage, Stage::Noting))
     }
 
     fn scrub_work(&self) -> Option<&Work> {

@@ -5,7 +5,7 @@
 //! Invariants
 //!   1. A decision that is passed on names the epoch, and the damage as the operator could see it.
 
-use base::{Choice, ImageId, OsdId, PgId};
+use base::{Choice, ImageId, OsdId, PgId, RECORDS_IMAGE};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ impl Monitor {
             );
             return Err(failure("not_found", message, hint));
         };
-        if image == ImageId::LAST {
+        if image == RECORDS_IMAGE {
             return Err(failure(
                 "invalid",
                 "what differs there are records of objects, which no OSD can decide as a block",

@@ -38,13 +38,6 @@ pub(super) struct SpaceWatch {
     enough_since: Option<Instant>,
 }
 
-/// How far the compactions of a family have come.
-#[derive(Default)]
-struct Reclaim {
-    /// The first key of the last file that was compacted.
-    last: Vec<u8>,
-}
-
 /// Returns below how many free bytes little is left of a file system of this size.
 fn low_below(size: u64, least: u64) -> u64 {
     (size / LOW_SHARE).max(least).min(LOW_MAX).min(size / LOW_SHARE_MAX)
@@ -91,7 +84,8 @@ impl Shared {
     /// Looks at the space, and gets some back while little is left.
     pub(super) fn run_reclaims(&self) {
         let mut flushed_at: Option<Instant> = None;
-        let mut reclaims: BTreeMap<PoolId, Reclaim> = BTreeMap::new();
+        // Of each family, the first key of the last file that was compacted.
+        let mut compacted: BTreeMap<PoolId, Vec<u8>> = BTreeMap::new();
         let mut turn = 0;
         while let Popped::Nothing = self.reclaims.pop_within(LOOK_INTERVAL) {
             self.look_at_space();
@@ -113,26 +107,26 @@ impl Shared {
             let sound: Vec<_> = families.iter().filter(|family| !family.is_damaged).collect();
             turn += 1;
             if let Some(family) = sound.get(turn % sound.len().max(1)) {
-                self.compact_next(family, reclaims.entry(family.id).or_default());
+                self.compact_next(family, compacted.entry(family.id).or_default());
             }
         }
     }
 
     /// Compacts the next file of the lowest level together with what lies above it, if there is space for
     /// that.
-    fn compact_next(&self, family: &Family, reclaim: &mut Reclaim) {
+    fn compact_next(&self, family: &Family, last: &mut Vec<u8>) {
         let Ok(column_family) = self.column_family(family) else { return };
         let Some((_, free)) = size_and_free(&self.directory) else { return };
         let files = self.database.live_files().unwrap_or_default();
         let files: Vec<LiveFile> =
             files.into_iter().filter(|file| file.column_family_name == family.name).collect();
-        let Some(next) = next_range(&files, &reclaim.last, free) else { return };
+        let Some(next) = next_range(&files, last, free) else { return };
         let mut options = CompactOptions::default();
         // Flushes and other compactions go on beside it.
         options.set_exclusive_manual_compaction(false);
         let (start, end) = (Some(next.start.clone()), next.end);
         self.database.compact_range_cf_opt(&column_family, start, end, &options);
-        reclaim.last = next.start;
+        *last = next.start;
     }
 }
 
@@ -148,7 +142,7 @@ struct NextRange {
 /// `None`: nothing does, or there is no space for the compaction.
 fn next_range(files: &[LiveFile], last: &[u8], free: u64) -> Option<NextRange> {
     let lowest = files.iter().map(|file| file.level).max()?;
-    let upper = || files.iter().filter(|file| file.level < lowest || lowest == 0);
+    let upper = || files.iter().filter(|file| file.level < lowest);
     // A flush makes files that overlap all of the first level: what is compacted first are all of these.
     let first_levels = files.iter().filter(|file| file.level > 0).map(|file| file.level).min();
     let is_first = |file: &&LiveFile| file.level == 0 || Some(file.level) == first_levels;
@@ -158,8 +152,7 @@ fn next_range(files: &[LiveFile], last: &[u8], free: u64) -> Option<NextRange> {
     let has_flushed = files.iter().any(|file| file.level == 0);
     let of_first = if has_flushed { size_of(&mut files.iter().filter(is_first)) } else { 0 };
     if lowest == 0 {
-        let is_worth_it = upper().count() > 0 && of_first < free;
-        return is_worth_it.then_some(NextRange { start: Vec::new(), end: None });
+        return (of_first < free).then_some(NextRange { start: Vec::new(), end: None });
     }
     let overlap = |one: &LiveFile, other: &LiveFile| {
         one.start_key <= other.end_key && other.start_key <= one.end_key

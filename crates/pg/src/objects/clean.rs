@@ -20,7 +20,7 @@ use ::objects::queue::{self, TurnId};
 use ::objects::{Head, HeadContent, Key, Kind, LogKey, Name, Shard, Touched};
 use base::planted::{self, Bug};
 use base::{Epoch, Version};
-use blockstore::{Answer, Request as StoreRequest, StoreError};
+use blockstore::{Answer, StoreError};
 use format::engine::{Answer as Found, Change, Query, Records};
 
 use super::fill::name_of;
@@ -226,12 +226,7 @@ impl Pg {
         let (end, _) = log_range(shard, cleaning.upto);
         let (count_max, size_max) = (CUT_COUNT_MAX, CUT_SIZE_MAX);
         let queries = vec![Query::Scan { start, end: Some(end), count_max, size_max }];
-        self.read_for_cleaning(queries, actions);
-    }
-
-    fn read_for_cleaning(&mut self, queries: Vec<Query>, actions: &mut Vec<Action>) {
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
-        self.call(Call::CleaningRecords, request, actions);
+        self.read_records(Call::CleaningRecords, queries, actions);
     }
 
     /// Handles the store's answer to a request of housekeeping.
@@ -315,7 +310,7 @@ impl Pg {
         cut.asked = next.take(HEADS_AT_ONCE).collect();
         let queries = cut.asked.iter().map(|key| Query::Get { key: key.clone() }).collect();
         self.objects.cleaning.stage = Stage::Heads(turn, cut);
-        self.read_for_cleaning(queries, actions);
+        self.read_records(Call::CleaningRecords, queries, actions);
     }
 
     fn gate_cut(&mut self, turn: Option<TurnId>, mut cut: Cut, actions: &mut Vec<Action>) {

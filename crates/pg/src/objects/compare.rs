@@ -22,7 +22,7 @@ use ::objects::keys::{heads_range, object_of, shared_range};
 use ::objects::{Head, Key, Kind, Shard};
 use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
-use base::{Checksum, Duration, OsdId, StripeIndex, Time, Version, checksum};
+use base::{Checksum, OsdId, RECORDS_IMAGE, StripeIndex, Time, Version, checksum};
 use blockstore::{Answer, BlockKey, Page, Request as StoreRequest, StoreError};
 use format::disk::bytes::{Reader, Writer};
 use format::engine::{Answer as Found, Change, Query, Records};
@@ -33,7 +33,8 @@ use super::mutate::Preparing;
 use super::page::size_of;
 use crate::ask::Asked;
 use crate::face::{Fault, FaultKind};
-use crate::scrub::note::{Finding, RECORDS_IMAGE, Running};
+use crate::scrub::limit::time_max;
+use crate::scrub::note::{Finding, Running};
 use crate::store_calls::Call;
 use crate::{Action, MemberSet, Pg, ScrubEvent};
 
@@ -41,9 +42,6 @@ use crate::{Action, MemberSet, Pg, ScrubEvent};
 const PAGE_SIZE_MAX: usize = 256 << 10;
 /// So many keys are made good at once.
 const MENDED_AT_ONCE: usize = 64;
-/// How long the gate may stand still while operations wait, and while none does.
-const AWAITED_MAX: Duration = Duration::from_secs(2);
-const LOOK_MAX: Duration = Duration::from_secs(30);
 /// At most so many characters of a name are told.
 const NAME_SHOWN_MAX: usize = 200;
 
@@ -96,9 +94,8 @@ impl Compared {
 /// A page that is being compared.
 pub(crate) struct Comparing {
     at: Compared,
+    /// The first key behind the page. Until keys of it are made good it may go to the end of the range.
     before: Vec<u8>,
-    /// The last key of the page, once keys of it are made good; `None`: it may go to the end of the shard.
-    upto: Option<Vec<u8>>,
     look: u32,
     /// When [`Pg::limit_look`] saw it first.
     since: Option<Time>,
@@ -311,7 +308,7 @@ fn decode_value(bytes: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
 impl Pg {
     /// Whether a scrub lets no batch pass: members are being compared.
     pub(super) fn is_gate_held_by_scrub(&self) -> bool {
-        self.objects.comparing.is_some() || self.waits_for_scrub_turn() || self.has_scrub_turn()
+        self.objects.comparing.is_some() || self.takes_scrub_turn()
     }
 
     /// Whether operations wait for the gate.
@@ -355,7 +352,6 @@ impl Pg {
         self.objects.comparing = Some(Comparing {
             at,
             before,
-            upto: None,
             look: 0,
             since: None,
             repaired: Vec::new(),
@@ -391,9 +387,7 @@ impl Pg {
             self.send(index, body, actions);
         }
         let query = sums_query(from, before, self.shape.limits.list_count_max);
-        let (pg, queries) = (self.shape.pg, vec![query]);
-        let request = StoreRequest::Records { pg, queries, from_memory: false };
-        self.call(Call::CompareKeys { look }, request, actions);
+        self.read_records(Call::CompareKeys { look }, vec![query], actions);
     }
 
     /// Handles what this OSD holds in the range.
@@ -472,7 +466,7 @@ impl Pg {
         // What cannot be read is reported as damage of the pool by its OSD.
         comparing.at.is_whole &= seen.iter().all(|it| it.keys.is_some());
         if seen.iter().all(|it| it.keys.is_none()) {
-            return self.end_page(None, actions);
+            return self.end_page(true, actions);
         }
         let Verdict { mut fixes, undecided, upto } = agree(seen);
         let wrong = fixes.iter().map(|fix| (fix.key.clone(), fix.wrong));
@@ -481,7 +475,7 @@ impl Pg {
             // Heads alone are not made good: all of the shard is looked at.
             comparing.at = Compared::begin(comparing.at.walk, comparing.at.shard, true);
             comparing.differing.clear();
-            return self.end_page(Some(()), actions);
+            return self.end_page(false, actions);
         }
         fixes.retain(|fix| !comparing.unread.contains(&fix.key));
         // Each round makes a key good, or finds that it cannot.
@@ -490,17 +484,12 @@ impl Pg {
             comparing.fixable_before = fixes.len();
             // The next look is at the same page, whatever was made good.
             if let Some(upto) = upto {
-                comparing.before = behind(upto.clone());
-                comparing.upto = Some(upto);
+                comparing.before = behind(upto);
             }
             return self.fetch_values(fixes, actions);
         }
-        let upto = upto.or(comparing.upto.take());
-        comparing.at.from = match &upto {
-            Some(upto) => behind(upto.clone()),
-            None => comparing.at.part.range(comparing.at.shard).1,
-        };
-        self.end_page(Some(()), actions);
+        comparing.at.from = upto.map_or_else(|| comparing.before.clone(), behind);
+        self.end_page(false, actions);
     }
 
     /// Reads the values of keys that are to be made good, from one member that has them.
@@ -520,9 +509,7 @@ impl Pg {
         }
         if source == me {
             let queries = keys.into_iter().map(|key| Query::Get { key }).collect();
-            let pg = self.shape.pg;
-            let request = StoreRequest::Records { pg, queries, from_memory: false };
-            return self.call(Call::CompareValues { look }, request, actions);
+            return self.read_records(Call::CompareValues { look }, queries, actions);
         }
         for key in keys {
             let call = self.lead().asks.ask(source, Asked::Value { look });
@@ -624,8 +611,7 @@ impl Pg {
         }
         for (index, records) in pages {
             if index == me {
-                let blocks = Vec::new();
-                let page = Page { pg, block_size, version: mark, records, blocks };
+                let page = Page { pg, block_size, version: mark, records, blocks: Vec::new() };
                 self.call(Call::CompareMend { look }, StoreRequest::Page(page), actions);
                 continue;
             }
@@ -689,7 +675,7 @@ impl Pg {
 
     /// Gives up the page that is being compared, if that takes too long, and the rest of its shard.
     pub(crate) fn limit_comparison(&mut self, now: Time, actions: &mut Vec<Action>) {
-        let most = if self.has_gated() { AWAITED_MAX } else { LOOK_MAX };
+        let most = time_max(self.has_gated());
         let Some(comparing) = self.objects.comparing.as_mut().filter(|it| it.is_under_way()) else {
             return;
         };
@@ -719,7 +705,7 @@ impl Pg {
         let place = self.place_of_shard(shard);
         let late = vec![(place, "(a shard)".to_owned(), late)];
         self.tell_records(late, false, FaultKind::NotCompared, actions);
-        self.end_page(None, actions);
+        self.end_page(true, actions);
     }
 
     /// Lists, or reports as repaired, what differs: the place, what the log calls it, and the members that
@@ -767,8 +753,8 @@ impl Pg {
         BlockKey { pool: self.shape.pg.pool, hash, image, stripe }
     }
 
-    /// Ends the page, and tells what was found. `next`: `None`: the rest of the shard is passed.
-    fn end_page(&mut self, next: Option<()>, actions: &mut Vec<Action>) {
+    /// Ends the page, and tells what was found. `gives_up`: the rest of the shard is passed.
+    fn end_page(&mut self, gives_up: bool, actions: &mut Vec<Action>) {
         let comparing = self.objects.comparing.as_mut().expect("a page is being compared");
         let repaired = std::mem::take(&mut comparing.repaired);
         let differing = std::mem::take(&mut comparing.differing);
@@ -782,14 +768,14 @@ impl Pg {
         self.tell_records(repaired, true, FaultKind::Differs, actions);
         self.tell_records(differing, false, FaultKind::Differs, actions);
         let Comparing { mut at, .. } = self.objects.comparing.take().expect("just seen");
-        let is_at_end = next.is_none() || at.from >= at.part.range(at.shard).1;
-        if next.is_some() && is_at_end && at.part == Part::Fields {
-            at.part = Part::Heads;
-            at.from = at.part.range(at.shard).0;
-            self.objects.compared = Some(at);
-        } else if is_at_end {
+        let is_at_end = at.from >= at.part.range(at.shard).1;
+        if gives_up || is_at_end && at.part == Part::Heads {
             self.pass_scrubbed_shard(&at, actions);
         } else {
+            if is_at_end {
+                at.part = Part::Heads;
+                at.from = at.part.range(at.shard).0;
+            }
             self.objects.compared = Some(at);
         }
         self.pump_objects(actions);

@@ -22,7 +22,7 @@ use ::objects::{Key, Kind, Name, Shard};
 use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
 use base::{ImageId, StripeIndex, Version};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, BlockKey, StoreError};
 use format::engine::{Answer as Found, Query};
 use format::wire::{Filling, KeysWith, ListedBlock, Payload, PeerBody};
 
@@ -408,9 +408,7 @@ impl Pg {
         let (range, own, its) = match &mut fill.stage {
             Stage::Log(walk) => {
                 let queries = walk.ask().expect("it is not over");
-                let pg = self.shape.pg;
-                let request = StoreRequest::Records { pg, queries, from_memory: false };
-                return self.call(Call::FillLog { learner }, request, actions);
+                return self.read_records(Call::FillLog { learner }, queries, actions);
             }
             Stage::Incomplete(list) => (incomplete_range(shard), None, list.ask_behind()),
             Stage::Heads(lists) => {
@@ -436,12 +434,7 @@ impl Pg {
         }
         if let Some(after) = own {
             let query = heads_query(from(after), end, self.shape.limits.list_count_max);
-            let request = StoreRequest::Records {
-                pg: self.shape.pg,
-                queries: vec![query],
-                from_memory: false,
-            };
-            self.call(Call::FillHeads { learner }, request, actions);
+            self.read_records(Call::FillHeads { learner }, vec![query], actions);
         }
     }
 

@@ -152,9 +152,7 @@ impl Pg {
         let (_, reading) = self.objects.forwarding.reading.as_mut().expect("it is being read");
         match reading.next() {
             Step::Records(queries) => {
-                let pg = self.shape.pg;
-                let request = StoreRequest::Records { pg, queries, from_memory: false };
-                self.call(Call::MissingRecords { reading: number }, request, actions);
+                self.read_records(Call::MissingRecords { reading: number }, queries, actions);
             }
             Step::Blocks(blocks) => {
                 let unit_count = self.shape.block_size.unit_count();

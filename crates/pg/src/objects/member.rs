@@ -136,8 +136,7 @@ impl Pg {
         let shards: Vec<Shard> = self.shard_list().collect();
         let page = |shards: &[Shard]| {
             let records = shards.iter().copied().flat_map(changes).collect();
-            let blocks = Vec::new();
-            StoreRequest::Page(Page { pg, block_size, version, records, blocks })
+            StoreRequest::Page(Page { pg, block_size, version, records, blocks: Vec::new() })
         };
         shards.chunks(REACHES_AT_ONCE).map(page).collect()
     }
@@ -214,9 +213,7 @@ impl Pg {
             KeysWith::Version => heads_query(from, before, count_max),
             KeysWith::Checksum | KeysWith::Value => sums_query(from, before, count_max),
         };
-        let queries = vec![query];
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
-        self.call(Call::PeerHeads { call, with }, request, actions);
+        self.read_records(Call::PeerHeads { call, with }, vec![query], actions);
         Ok(())
     }
 

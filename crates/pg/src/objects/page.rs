@@ -175,8 +175,7 @@ impl Pg {
                 return;
             }
         };
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
-        self.call(Call::PageRecords { learner }, request, actions);
+        self.read_records(Call::PageRecords { learner }, queries, actions);
     }
 
     /// Handles the records that a page brings.

@@ -9,10 +9,9 @@
 //!   1. A choice is carried out only if the look finds the faults that were listed when it was made.
 //!   2. A choice ends with the epoch: nothing of it is remembered.
 
-use base::{Choice, ImageId, OsdId, StripeIndex};
+use base::{Choice, ImageId, OsdId, RECORDS_IMAGE, StripeIndex};
 
 use super::note::Finding;
-use super::note::RECORDS_IMAGE;
 use super::{Work, limit};
 use crate::copies::agree::{ByMember, by_choice};
 use crate::face::{Fault, FaultKind, Seen};

@@ -27,6 +27,11 @@ const TRIALS_MAX: u32 = 2;
 
 const NOT_COMPARED: Fault = Fault { kind: FaultKind::NotCompared, units: 0 };
 
+/// Returns for how long members may be looked at. `is_awaited`: an operation waits for the scrub.
+pub(crate) fn time_max(is_awaited: bool) -> Duration {
+    if is_awaited { AWAITED_MAX } else { LOOK_MAX }
+}
+
 impl Work {
     /// Whether members are reading the key.
     fn is_read(&self) -> bool {
@@ -39,8 +44,7 @@ impl Work {
 
 impl Pg {
     /// As primary: returns whether members are reading a key for a scrub, or soon will, so that operations
-    /// wait in a pool of objects. Meanwhile [`Pg::limit_look`] must
-    /// be called periodically.
+    /// wait in a pool of objects. Meanwhile [`Pg::limit_look`] must be called periodically.
     pub fn is_looking(&self) -> bool {
         let work = self.lead.as_ref().and_then(|lead| lead.scrub.work.as_ref());
         let is_read = work.is_some_and(Work::is_read);
@@ -61,8 +65,7 @@ impl Pg {
             Some(slot) => self.queue.is_awaited(slot),
             None => self.has_gated(),
         };
-        let most = if is_awaited { AWAITED_MAX } else { LOOK_MAX };
-        if now.since(since) >= most {
+        if now.since(since) >= time_max(is_awaited) {
             self.give_up_look(actions);
         }
     }

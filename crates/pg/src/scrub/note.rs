@@ -7,7 +7,7 @@
 //!      received.
 //!   2. `findings` are in key order, each key once, at most [`FINDINGS_MAX`]; `more` counts further keys.
 
-use base::{Epoch, ImageId, OsdId, PgId};
+use base::{Epoch, OsdId, PgId, RECORDS_IMAGE};
 use blockstore::BlockKey;
 use format::wire::SCRUB_NOTE_SIZE_MAX;
 use serde::{Deserialize, Serialize};
@@ -26,10 +26,6 @@ const FINDING_SIZE_MAX: usize = 96;
 const FAULT_SIZE_MAX: usize = 40;
 const LIST_SIZE_MAX: usize = FINDINGS_MAX * (FINDING_SIZE_MAX + FAULTS_MAX * FAULT_SIZE_MAX);
 const _: () = assert!(HEAD_SIZE_MAX + LIST_SIZE_MAX <= SCRUB_NOTE_SIZE_MAX);
-
-/// In pools of objects, damaged records are listed under the hash of their object, and this image. No block
-/// is of it: the upper half of a data id would have to be its highest value.
-pub const RECORDS_IMAGE: ImageId = ImageId::LAST;
 
 /// A day, in seconds.
 const DAY: u64 = 24 * 3600;

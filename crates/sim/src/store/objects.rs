@@ -389,10 +389,8 @@ impl World {
             Stage::Opening => Chance::percent(5),
             _ => objects.plan.empties,
         };
-        if is_quiet {
-            objects.twin.set_low(false);
-        }
-        if !objects.is_full && objects.random.chance(empties) {
+        let empties_more = !objects.is_full && objects.random.chance(empties);
+        if is_quiet || empties_more {
             objects.twin.set_low(false);
         }
         if is_quiet || objects.is_full && objects.random.chance(empties) {
