@@ -216,10 +216,15 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
         let checks = cluster.json(&["status"])["checks"].as_array().expect("a list").clone();
         checks.iter().any(|check| check["code"] == code)
     };
-    // Some PGs are led by this OSD, some by the other one, which hears of it.
+    let takes = |key: &str, value: &str| {
+        cluster.command(&["kv", "put", key, value]).output().expect("it runs").status.success()
+    };
+    // Some PGs are led by this OSD, some by the other one, which hears of it when its leases are renewed: later,
+    // or earlier, than the monitor.
     small.take(160 << 20);
     wait_for("little space", || has("engine_low"));
     for key in &keys[..20] {
+        wait_for("a refusal", || !takes(key, &value));
         let error = cluster.refused(&["kv", "put", key, "1"], "full");
         assert!(message(&error).contains("space"), "{error}");
         assert_eq!(cluster.run(&["kv", "get", key]), value);
@@ -230,10 +235,11 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     cluster.refused(&["object", "put", "long", long.to_str().expect("UTF-8")], "full");
     small.take(0);
     wait_for("space", || !has("engine_low"));
-    keys[..20].iter().for_each(|key| _ = cluster.run(&["kv", "put", key, "back"]));
+    keys[..20].iter().for_each(|key| wait_for("a write", || takes(key, "back")));
     // Nothing at all is left: what was answered is still read, and volumes do not stand still.
     small.take(1 << 30);
     wait_for("no space", || has("engine_low") || has("engine_full"));
+    wait_for("a refusal", || !takes("more", "1"));
     cluster.refused(&["kv", "put", "more", "1"], "full");
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
@@ -243,7 +249,7 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     }
     small.take(0);
     wait_for("space", || !has("engine_low") && !has("engine_full"));
-    cluster.run(&["kv", "put", "more", "1"]);
+    wait_for("a write", || takes("more", "1"));
     cluster.wait_clean();
 }
 
