@@ -172,6 +172,15 @@ counter!(
     /// session.
     SessionId, u64
 );
+/// A range of sessions: the first and the last one.
+pub type SessionRange = (SessionId, SessionId);
+
+/// Returns the range in which a session lies. `ranges`: in order, none meets another.
+pub fn range_of_session(ranges: &[SessionRange], session: SessionId) -> Option<SessionRange> {
+    let next = ranges.partition_point(|(first, _)| *first <= session);
+    ranges[..next].last().copied().filter(|(_, last)| session <= *last)
+}
+
 counter!(
     /// One connection, within one process. Never reused while the process lives.
     ConnectionId, u64

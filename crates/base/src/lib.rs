@@ -24,7 +24,8 @@ pub use checksum::{Checksum, crc32c};
 pub use choice::Choice;
 pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
-    PoolId, Position, RECORDS_IMAGE, SessionId, StripeIndex, Version,
+    PoolId, Position, RECORDS_IMAGE, SessionId, SessionRange, StripeIndex, Version,
+    range_of_session,
 };
 pub use scheme::Scheme;
 pub use seeds::seeds;

@@ -84,6 +84,8 @@ pub enum Bug {
     RepeatExecuted,
     /// PG: repeats go that a client may still ask for.
     RepeatClosedEarly,
+    /// PG: repeats of a session that is over go while operations of it are open.
+    RepeatOfOpenDeleted,
     /// PG: a read of objects is answered before all members have the versions that it shows.
     ReadShowsUnacknowledged,
     /// PG: a learner keeps no mark of an object of which it has only a part: the head has the right version,

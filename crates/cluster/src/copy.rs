@@ -11,12 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use base::{Epoch, Incarnation, MapRevision, PgId, PoolId, SessionId};
+use base::{Epoch, Incarnation, MapRevision, PgId, PoolId, SessionId, SessionRange};
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::map::{FenceRange, Pool};
+use crate::map::Pool;
 use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 use crate::revisions_by_pool;
@@ -162,7 +162,7 @@ pub struct PoolSeen {
     pub fences: Vec<SessionId>,
     /// Ranges of sessions that are permanently refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fence_ranges: Vec<FenceRange>,
+    pub fence_ranges: Vec<SessionRange>,
 }
 
 /// Whether the record under a key is part of the copy.

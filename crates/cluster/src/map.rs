@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::planted::{self, Bug};
 use base::{
     BlockSize, ClusterId, ImageId, Incarnation, KIB, MapRevision, OsdId, PgId, PoolId, Scheme,
-    SessionId, UNIT_SIZE,
+    SessionId, SessionRange, UNIT_SIZE, range_of_session,
 };
 use format::engine::Compression;
 use format::wire::PgEntry;
@@ -249,23 +249,29 @@ pub struct PoolMap {
     /// Sessions that are permanently refused.
     pub fences: BTreeSet<SessionId>,
     /// Ranges of sessions that are permanently refused, in order.
-    pub fence_ranges: Vec<FenceRange>,
+    pub fence_ranges: Vec<SessionRange>,
 }
-
-/// A range of permanently refused sessions: the first and the last one.
-pub type FenceRange = (SessionId, SessionId);
 
 impl PoolMap {
     /// Whether a session is permanently refused.
     pub fn is_fenced(&self, session: SessionId) -> bool {
         self.fences.contains(&session) || is_in_ranges(&self.fence_ranges, session)
     }
+
+    /// Returns all sessions that are permanently refused, in order.
+    pub fn fenced_ranges(&self) -> Vec<SessionRange> {
+        let single = self.fences.iter().filter(|it| !is_in_ranges(&self.fence_ranges, **it));
+        let single = single.map(|session| (*session, *session));
+        let mut ranges: Vec<SessionRange> =
+            single.chain(self.fence_ranges.iter().copied()).collect();
+        ranges.sort_unstable();
+        ranges
+    }
 }
 
 /// Whether a session is in one of these ranges, which are in order.
-pub fn is_in_ranges(ranges: &[FenceRange], session: SessionId) -> bool {
-    let next = ranges.partition_point(|(first, _)| *first <= session);
-    ranges[..next].last().is_some_and(|(_, last)| session <= *last)
+pub fn is_in_ranges(ranges: &[SessionRange], session: SessionId) -> bool {
+    range_of_session(ranges, session).is_some()
 }
 
 /// A change of the map: everything in it is committed, and nothing before it is missing.
@@ -300,7 +306,7 @@ pub struct PoolDelta {
     pub fences: Vec<SessionId>,
     /// All ranges of fences, if one was added; each earlier range lies in one of them. Otherwise empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fence_ranges: Vec<FenceRange>,
+    pub fence_ranges: Vec<SessionRange>,
 }
 
 /// A delta does not apply to the receiver's map: the receiver must ask for a snapshot.
@@ -451,6 +457,29 @@ mod tests {
         assert_eq!(serde_json::to_string(&objects).unwrap(), OBJECT_POOL);
         let old = BLOCK_POOL.replace(r#""scheme":"ec 4+2""#, r#""replicas":3"#);
         assert_eq!(pool(&old).unwrap().scheme, Scheme::Copies { count: 3 });
+    }
+
+    #[test]
+    fn fenced_ranges_are_in_order_and_apart() {
+        let session = SessionId::new;
+        let mut map = PoolMap {
+            pool: pool(OBJECT_POOL).unwrap(),
+            revision: MapRevision::new(1),
+            pgs: Vec::new(),
+            fences: [2, 5, 9, 20].map(session).into(),
+            fence_ranges: vec![(session(4), session(7)), (session(11), session(12))],
+        };
+        let fenced = [(2, 2), (4, 7), (9, 9), (11, 12), (20, 20)];
+        assert_eq!(
+            map.fenced_ranges(),
+            fenced.map(|(first, last)| (session(first), session(last)))
+        );
+        for number in 1..=21 {
+            let is_in = is_in_ranges(&map.fenced_ranges(), session(number));
+            assert_eq!(is_in, map.is_fenced(session(number)), "{number}");
+        }
+        (map.fences, map.fence_ranges) = Default::default();
+        assert_eq!(map.fenced_ranges(), []);
     }
 
     /// A pool as programs read it that know no pools of objects.

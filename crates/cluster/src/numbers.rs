@@ -2,10 +2,8 @@
 //! recovery skips some of each; no cluster lives long enough to reach the limits. A number above its limit
 //! was never issued. It is rejected from any source, because calculations with it could overflow.
 
-use base::{Epoch, ImageId, MapRevision, MonitorId, OsdId, PoolId, SessionId};
+use base::{Epoch, ImageId, MapRevision, MonitorId, OsdId, PoolId, SessionId, SessionRange};
 use format::wire::{Member, PgEntry};
-
-use crate::map::FenceRange;
 
 /// Limit of transaction numbers, incarnations, task ids, revisions of OSD entries, and bytes of a disk.
 pub const NUMBER_MAX: u64 = 1 << 56;
@@ -35,8 +33,8 @@ pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
 }
 
 /// Like [`check_entry`], for ranges of sessions; the ranges must also be in order and not overlap.
-pub(crate) fn check_ranges(ranges: &[FenceRange]) -> Result<(), String> {
-    let is_range = |(first, last): &FenceRange| first <= last;
+pub(crate) fn check_ranges(ranges: &[SessionRange]) -> Result<(), String> {
+    let is_range = |(first, last): &SessionRange| first <= last;
     if !ranges.iter().all(is_range) || !ranges.is_sorted_by(|a, b| a.1 < b.0) {
         return Err("the session ranges are out of order or overlap".to_string());
     }
@@ -85,7 +83,7 @@ mod tests {
 
     #[test]
     fn ranges_are_in_order_and_apart() {
-        let ranges = |numbers: &[(u64, u64)]| -> Vec<FenceRange> {
+        let ranges = |numbers: &[(u64, u64)]| -> Vec<SessionRange> {
             let session =
                 |(first, last): &(u64, u64)| (SessionId::new(*first), SessionId::new(*last));
             numbers.iter().map(session).collect()

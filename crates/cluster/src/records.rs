@@ -10,13 +10,13 @@ use std::fmt;
 
 use base::{
     BlockSize, ClusterId, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PoolId, SessionId,
-    StripeIndex,
+    SessionRange, StripeIndex,
 };
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::map::{FenceRange, ImageInfo, OsdInfo, Pool};
+use crate::map::{ImageInfo, OsdInfo, Pool};
 use crate::numbers::{self, NUMBER_MAX, number};
 use crate::record_errors::parse;
 use crate::stats::{NewestPeriods, Rows, Table};
@@ -378,7 +378,7 @@ pub struct FenceRecord {
     /// Ranges of fenced sessions, from a first to a last one, in order: all earlier sessions that have no
     /// record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ranges: Vec<FenceRange>,
+    pub ranges: Vec<SessionRange>,
     /// The revision at which the ranges last changed.
     #[serde(default, skip_serializing_if = "is_no_revision")]
     pub ranges_revision: MapRevision,
@@ -809,6 +809,12 @@ impl FenceRecord {
     /// Returns the number of fences; each range counts as one.
     pub fn count(&self) -> usize {
         self.fences.len() + self.ranges.len()
+    }
+
+    /// Returns the last session of all ranges. In a pool of objects, all before it have a fence, but for
+    /// those that had a record when they were joined.
+    pub fn joined(&self) -> SessionId {
+        self.ranges.last().map_or(SessionId::ZERO, |(_, last)| *last)
     }
 
     fn check_numbers(&self) -> Result<(), String> {

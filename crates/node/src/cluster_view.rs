@@ -6,10 +6,11 @@
 //!   2. This OSD requests the map at most once between two reports, however many peers have a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base::hash::PG_COUNT_MAX;
 use base::trace::Level;
-use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId};
+use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionRange};
 use cluster::map::{ClusterMap, MapDelta, MapGap, OsdInfo, PoolMap};
 use cluster::settings::{Changed, Setting};
 use format::wire::{Member, PgEntry};
@@ -20,6 +21,8 @@ pub(crate) struct ClusterView {
     /// The number of the current run, once the monitor has assigned it.
     incarnation: Option<Incarnation>,
     map: ClusterMap,
+    /// Sessions that are over, in order, of pools of objects that have any.
+    over: BTreeMap<PoolId, Arc<[SessionRange]>>,
     /// Settings that differ from their defaults.
     settings: Changed,
     gaps: BTreeSet<PoolId>,
@@ -36,6 +39,7 @@ impl ClusterView {
             osd,
             incarnation: None,
             map: ClusterMap::default(),
+            over: BTreeMap::new(),
             settings: Changed::new(),
             gaps: BTreeSet::new(),
             is_asked: false,
@@ -214,7 +218,30 @@ impl ClusterView {
     /// must call [`ClusterView::note_gap`].
     pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         self.is_saw_due = true;
-        self.map.apply(delta)
+        let pools: Vec<PoolId> = delta.pools.iter().map(|change| change.pool.id).collect();
+        let applied = self.map.apply(delta);
+        self.note_over(&pools);
+        applied
+    }
+
+    /// Returns the sessions that are over in a pool of objects, in order. While nothing changes, it is the
+    /// same list.
+    pub(crate) fn over(&self, pool: PoolId) -> Option<&Arc<[SessionRange]>> {
+        self.over.get(&pool)
+    }
+
+    /// Notes which sessions are over in pools whose maps have changed.
+    fn note_over(&mut self, changed: &[PoolId]) {
+        let map = &self.map;
+        self.over.retain(|pool, _| map.pools.contains_key(pool));
+        let changed = changed.iter().filter_map(|pool| map.pools.get(pool));
+        for known in changed.filter(|known| known.pool.has_objects()) {
+            let over = known.fenced_ranges();
+            let before = self.over.get(&known.pool.id);
+            if before.map_or(!over.is_empty(), |before| **before != *over) {
+                self.over.insert(known.pool.id, over.into());
+            }
+        }
     }
 
     // ---- requests to the monitor

@@ -8,7 +8,7 @@
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
 //! | how members that differ come together | `forward`, with `log` |
-//! | how logs are cut, and tombstones go | `clean` |
+//! | how logs are cut, and tombstones and repeats go | `clean` |
 //! | how objects are read | `read` |
 //! | which operations were executed before | `repeats` |
 //! | how a scrub compares records | `compare` |
@@ -44,10 +44,11 @@ mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use ::objects::queue::TurnId;
 use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
-use base::{SessionId, Version};
+use base::{SessionId, SessionRange, Version};
 use blockstore::Request as StoreRequest;
 use format::engine::Query;
 use format::wire::{Op, Payload, Refusal};
@@ -139,6 +140,12 @@ impl Objects {
 }
 
 impl Pg {
+    /// Says which sessions of the pool are over, in order: their repeats are deleted. Requires: from now on,
+    /// OSDs refuse what these sessions send, and so do the primaries of all later epochs.
+    pub fn note_over(&mut self, over: &Arc<[SessionRange]>) {
+        self.objects.sessions.note_over(over);
+    }
+
     /// Begins an operation in a pool of objects.
     pub(crate) fn execute_on_objects(
         &mut self,

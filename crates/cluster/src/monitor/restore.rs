@@ -25,7 +25,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{
-    ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time, TraceEvent,
+    ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, SessionRange,
+    Time, TraceEvent,
 };
 use format::door::{NetEffect, Role};
 use format::wire::{Member, PgEntry};
@@ -40,7 +41,7 @@ use super::refusal::first_names;
 use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
 use super::{Effect, Monitor, failure};
 use crate::copy::{KnownState, StateCopy, is_copied};
-use crate::map::{FenceRange, Pool, is_in_ranges};
+use crate::map::{Pool, is_in_ranges};
 use crate::message::{Command, Failure, FromMonitor};
 use crate::numbers::NUMBER_MAX;
 use crate::records::{
@@ -511,7 +512,7 @@ impl<'a> Draft<'a> {
     /// together with their locks: after the restore every session id without a record is fenced.
     fn end_sessions(&mut self) {
         let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
-        let mut ranges: BTreeSet<(PoolId, Vec<FenceRange>)> = BTreeSet::new();
+        let mut ranges: BTreeSet<(PoolId, Vec<SessionRange>)> = BTreeSet::new();
         for record in self.committed.pools().filter_map(|r| self.committed.fences(r.pool.id)) {
             fences.extend(record.fences.iter().map(|fence| (record.pool, fence.session)));
             ranges.insert((record.pool, record.ranges.clone()));
@@ -581,7 +582,7 @@ impl<'a> Draft<'a> {
 
     /// Returns the ranges of all ids up to the last one that may have been issued, except the
     /// sessions of this pool.
-    fn fence_ranges(&self, pool: PoolId) -> Vec<FenceRange> {
+    fn fence_ranges(&self, pool: PoolId) -> Vec<SessionRange> {
         let last = SessionId::new(self.counter(CounterName::Session));
         let sessions = self.sessions().filter(|(_, of)| *of == Some(pool));
         ranges_beside(sessions.map(|(record, _)| record.id), last)

@@ -13,6 +13,7 @@ use super::committed_state::Batch;
 use super::connections::Introduced;
 use super::job::{Done, Found, Job, Opened, Plan, Wants};
 use super::lock::Claim;
+use super::volume::{CLOSED_APART_MAX, FENCE_RANGE_COUNT_MAX};
 use super::{Effect, Monitor, Setting, clipped, failure};
 use crate::message::{Failure, FromMonitor};
 use crate::records::{CounterName, Record, Rest, SessionRecord, Used};
@@ -256,6 +257,9 @@ impl Monitor {
         let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
         };
+        if !unanswered && let Some(plan) = self.fence_closed(record) {
+            return plan;
+        }
         let mut batch = Batch::new(&self.committed);
         if unanswered && !planted::on(Bug::UncleanCloseNotFenced) {
             let record = SessionRecord { ended: true, ..record.clone() };
@@ -265,6 +269,19 @@ impl Monitor {
             batch.add(&self.committed, self.removal_of(session));
         }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
+    }
+
+    /// Plans the end of a session that its client closes, with a fence for it and for all that were closed
+    /// before it. `None`: few were closed since the last fence, or OSDs keep nothing of them.
+    fn fence_closed(&self, record: &SessionRecord) -> Option<Plan> {
+        let Used::Pool(pool) = record.used else { return None };
+        let joined = self.committed.fences(pool).map_or(0, |fences| fences.joined().get());
+        // Each open session may lie between two ranges: where these are many, they are left to sessions that
+        // need them.
+        let is_due = record.id.get() >= joined + CLOSED_APART_MAX
+            && self.committed.sessions_of(record.used).count() < FENCE_RANGE_COUNT_MAX / 2;
+        let done = Some(Done::SessionClosed(record.id));
+        is_due.then(|| self.fence_sessions(pool, vec![record.id], done).ok()).flatten()
     }
 
     /// Plans the return of a client that was silent for too long: its session continues, unless it

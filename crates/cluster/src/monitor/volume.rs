@@ -8,14 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{ImageId, MIB, MapRevision, PoolId, SessionId, StripeIndex, TIB, UNIT_SIZE};
+use base::{
+    ImageId, MIB, MapRevision, PoolId, SessionId, SessionRange, StripeIndex, TIB, UNIT_SIZE,
+};
 use serde_json::{Value, json};
 
 use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::pool::check_name;
 use super::{Monitor, busy, failure};
-use crate::map::{FenceRange, ImageInfo, Pool, is_in_ranges};
+use crate::map::{ImageInfo, Pool, is_in_ranges};
 use crate::message::Failure;
 use crate::records::{
     CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
@@ -33,6 +35,8 @@ pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
 /// If a pool has more single fences than this, and more single fences than ranges, the single ones are joined
 /// into ranges, and every receiver of the map receives all ranges.
 const FENCES_APART_MAX: usize = 16;
+/// In a pool of objects, at most so many sessions that follow each other are over without a fence.
+pub(super) const CLOSED_APART_MAX: u64 = 64;
 /// Maximum number of sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
 /// Maximum number of recorded tasks at one time.
@@ -224,9 +228,14 @@ impl Monitor {
             ranges_revision: MapRevision::ZERO,
             rest: Rest::new(),
         });
+        let joined = record.joined().get();
         record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
-        if record.fences.len() > FENCES_APART_MAX.max(record.ranges.len()) {
-            self.join_fences(&mut record, &sessions, revision);
+        let newest = sessions.iter().max().map_or(0, |session| session.get());
+        // What OSDs keep of sessions of objects stays until a fence names them, closed ones, too.
+        let is_far = pool.pool.has_objects() && newest >= joined + CLOSED_APART_MAX;
+        if is_far || record.fences.len() > FENCES_APART_MAX.max(record.ranges.len()) {
+            let has_closed = pool.pool.has_objects();
+            self.join_fences(&mut record, &sessions, has_closed, revision);
         }
         if record.count() > FENCE_COUNT_MAX {
             return Err(failure(
@@ -248,8 +257,14 @@ impl Monitor {
     /// Replaces single fences by ranges, so that their number stays bounded. Ids are issued in ascending
     /// order. A session with an id up to the last fence but without a record was fenced, was closed by a
     /// client with no request in flight, or belongs to another pool. `ends`: sessions whose records this
-    /// transaction removes.
-    fn join_fences(&self, record: &mut FenceRecord, ends: &[SessionId], revision: MapRevision) {
+    /// transaction removes. `has_closed`: all that were closed get a fence, those between open ones, too.
+    fn join_fences(
+        &self,
+        record: &mut FenceRecord,
+        ends: &[SessionId],
+        has_closed: bool,
+        revision: MapRevision,
+    ) {
         let committed = &self.committed;
         let single = record.fences.iter().map(|fence| fence.session);
         let ranged = record.ranges.iter().flat_map(|(first, last)| [*first, *last]);
@@ -263,7 +278,7 @@ impl Monitor {
         let open = open.filter(|session| !is_fenced(session.id));
         let open = open.filter(|session| !is_of_other(session.used) && !ends.contains(&session.id));
         let mut ranges = ranges_beside(open.map(|session| session.id), last);
-        ranges.retain(|(first, last)| fenced.range(first..=last).next().is_some());
+        ranges.retain(|(first, last)| has_closed || fenced.range(first..=last).next().is_some());
         // Beyond the limit on ranges, fences remain single, up to their own limit.
         if ranges.len() <= FENCE_RANGE_COUNT_MAX {
             record.fences.clear();
@@ -365,7 +380,7 @@ fn session_row(record: &SessionRecord) -> Value {
 pub(super) fn ranges_beside(
     sessions: impl IntoIterator<Item = SessionId>,
     last: SessionId,
-) -> Vec<FenceRange> {
+) -> Vec<SessionRange> {
     let mut ranges = Vec::new();
     let mut next = 1;
     for session in sessions.into_iter().map(SessionId::get).chain([last.get() + 1]) {

@@ -394,6 +394,9 @@ impl Node {
             if !self.cluster.pg(id).is_some_and(has_part) {
                 self.pgs.call(slot, |pg, _| pg.forget_lost());
             }
+            if let Some(over) = self.cluster.over(id.pool) {
+                self.pgs.call(slot, |pg, _| pg.note_over(over));
+            }
             self.drive(now, slot, effects, |pg, actions| pg.raise_floor(actions));
             self.fill_meanwhile(now, slot, effects);
             self.drive(now, slot, effects, |pg, actions| pg.drop_stuck_learners(actions));

@@ -1,5 +1,7 @@
 //! Tests of pools of objects: when an OSD gets an engine, and the families in it.
 
+use std::collections::BTreeSet;
+
 use ::objects::{Field, Name, ObjectChange, ObjectSteps, Operation};
 use base::{BufferPool, Epoch, PoolId};
 use cluster::map::PoolKind;
@@ -321,6 +323,42 @@ fn what_is_prepared_when_the_store_begins_to_lag_gets_no_version() {
     rig.advance(Duration::from_secs(1));
     assert_eq!(rig.node.store.last_version(PG), given);
     assert!(rig.node.is_idle(), "all that had no version is answered");
+}
+
+#[test]
+fn repeats_of_fenced_sessions_are_deleted() {
+    let mut rig = serving_clients();
+    let put_in = |rig: &mut Rig, session: u64, number: u64| {
+        let request =
+            Request { session: SessionId::new(session), ..rig.request(1, put_of(number, 9)) };
+        let sequence = request.sequence;
+        rig.receive(CLIENT, Message::Request(request));
+        rig.reply_to(sequence).expect("answered at once")
+    };
+    for session in [1, 2, 3] {
+        let outcome = put_in(&mut rig, session, session);
+        assert!(is_done(&outcome), "{outcome:?}");
+    }
+    let sessions = |rig: &mut Rig| {
+        rig.advance(Duration::from_secs(5));
+        let engine = rig.engine.as_ref().expect("it has one");
+        let kinds = engine.records(POOL).filter_map(|(key, _)| ::objects::Key::decode(key));
+        let sessions = kinds.filter_map(|key| match key.kind {
+            ::objects::Kind::Repeat { session, .. } => Some(session.get()),
+            _ => None,
+        });
+        sessions.collect::<BTreeSet<u64>>()
+    };
+    assert_eq!(sessions(&mut rig), [1, 2, 3].into());
+    rig.monitor_says(of_objects(map(10, 11, Vec::new(), &[2])));
+    assert_eq!(sessions(&mut rig), [1, 3].into());
+    assert_eq!(put_in(&mut rig, 2, 4), Err(Refusal::Fenced));
+    // The next run hears of all of them at once.
+    let mut rig = again(rig);
+    rig.join(2);
+    rig.monitor_says(of_objects(map(0, 20, vec![entry(2, 2)], &[2, 3])));
+    assert!(is_active(&mut rig));
+    assert_eq!(sessions(&mut rig), [1].into());
 }
 
 #[test]

@@ -14,10 +14,11 @@
 //!   3. No number below the lowest that its session has named is executed, and only repeats below it go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ::objects::{Key, Kind, Repeat, Shard, StepResult};
 use base::planted::{self, Bug};
-use base::{SessionId, Version};
+use base::{SessionId, SessionRange, Version, range_of_session};
 use format::engine::Change;
 use format::wire::Refusal;
 
@@ -61,6 +62,8 @@ impl Sender {
 #[derive(Default)]
 pub(super) struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
+    /// Sessions that are over, in order.
+    over: Arc<[SessionRange]>,
 }
 
 #[derive(Default)]
@@ -83,6 +86,10 @@ impl Sessions {
         if session == SessionId::ZERO {
             return invalid("an operation on objects needs a session");
         }
+        if range_of_session(&self.over, session).is_some() {
+            // Its repeats may have been deleted.
+            return Err(Refusal::Fenced);
+        }
         if lowest > number {
             return invalid("an operation has a number below the lowest one that is open");
         }
@@ -100,6 +107,23 @@ impl Sessions {
             true => Err(Refusal::Busy),
             false => Ok(()),
         }
+    }
+
+    /// Notes which sessions are over.
+    pub fn note_over(&mut self, over: &Arc<[SessionRange]>) {
+        self.over = over.clone();
+    }
+
+    /// Returns the sessions that are over.
+    pub fn over(&self) -> &Arc<[SessionRange]> {
+        &self.over
+    }
+
+    /// Whether a session that is over has a mutation that has not been answered.
+    pub fn has_open_over(&self) -> bool {
+        let mut open = self.by_id.iter().filter(|(_, known)| !known.open.is_empty());
+        open.any(|(session, _)| range_of_session(&self.over, *session).is_some())
+            && !planted::on(Bug::RepeatOfOpenDeleted)
     }
 
     /// Notes that a mutation is answered.

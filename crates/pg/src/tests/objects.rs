@@ -184,6 +184,7 @@ fn check(world: &World) {
         };
         match (&op.kind, &answered.outcome) {
             (_, Err(Refusal::Stale(_))) => {}
+            (Kind::Mutate(_), Err(Refusal::Fenced)) => assert!(op.session < world.session),
             // The store of a primary that was alone had no room: it never happened.
             (Kind::Mutate(_), Err(Refusal::Full)) => {
                 assert!(!executed.contains_key(&op.original), "{op:?}");
@@ -265,10 +266,12 @@ fn run(seed: u64, members: usize, events: usize) -> World {
             _ if world.needs_epoch => world.next_epoch(),
             10 | 11 => world.tick(),
             7 | 8 if world.serves() => world.send_again(),
+            12 if world.random.below(8) == 0 => world.change_session(),
             _ => drop(world.happen()),
         }
     }
     world.end_all();
+    world.delete_over();
     world
 }
 
@@ -319,8 +322,11 @@ fn planted_bugs_of_objects_are_found() {
         Bug::ForwardByKeys,
     ];
     for bug in bugs {
-        assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
+        assert!(planted::fails(bug, || run_many(0..240)), "{bug:?} was not found");
     }
+    let over = repeats_of_a_session_go_when_it_is_over_and_nothing_of_it_is_open;
+    let bug = Bug::RepeatOfOpenDeleted;
+    assert!(planted::fails(bug, over), "{bug:?} was not found");
     let bug = Bug::LogCutWithoutReach;
     assert!(planted::fails(bug, a_log_that_was_cut_brings_nobody_forward), "{bug:?} was not found");
 }
@@ -501,6 +507,50 @@ fn repeats_are_deleted_when_their_answers_have_come() {
         let count = osd.store.repeat_count();
         assert!((1..=70).contains(&count), "{count} repeats are left");
     }
+}
+
+#[test]
+fn repeats_of_a_session_go_when_it_is_over_and_nothing_of_it_is_open() {
+    let mut world = World::active(2);
+    let first = world.begin(Kind::Mutate(add(b"n")));
+    while world.happen() {}
+    let before = sum_of(world.outcome(first));
+    world.lose_answer(first);
+    // It comes again, behind another operation on the object, and the fence of its session comes then.
+    world.begin(Kind::Mutate(add(b"n")));
+    while world.happen_at(0) {}
+    world.send_again();
+    world.change_session();
+    world.tick();
+    while world.happen_at(0) {}
+    assert_eq!(world.count_over(0), 2, "it will be looked for");
+    while world.happen() {}
+    assert_eq!(sum_of(world.outcome(first + 2)), before);
+    world.delete_over();
+    // It comes once more, and to the next primary.
+    for _ in 0..2 {
+        world.lose_answer(first);
+        world.send_again();
+        while world.happen() {}
+        assert_eq!(
+            world.ops.last().unwrap().answered.as_ref().unwrap().outcome,
+            Err(Refusal::Fenced)
+        );
+        world.next_epoch_led_by(1);
+        world.end_all();
+    }
+    // The sessions that follow have theirs.
+    let repeat_count = |world: &World| world.osds[0].store.repeat_count();
+    assert_eq!(repeat_count(&world), 0);
+    for _ in 0..300 {
+        world.begin(Kind::Mutate(add(b"n")));
+        while world.happen() {}
+        world.change_session();
+    }
+    assert_eq!(repeat_count(&world), 300);
+    world.delete_over();
+    assert_eq!(repeat_count(&world), 0);
+    check(&world);
 }
 
 #[test]

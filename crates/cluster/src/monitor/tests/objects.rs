@@ -4,7 +4,7 @@ use base::{BlockSize, ConnectionId, Duration, GIB, ImageId, KIB, PgId, PoolId, S
 use format::engine::Compression;
 use serde_json::{Value, json};
 
-use super::rig::Rig;
+use super::rig::{Rig, osd_id};
 use crate::map::{ClusterMap, FailureDomain, PoolKind};
 use crate::message::{Command, Failure, FromMonitor, ObjectOptions, ToMonitor};
 use crate::records::{Key, Record, Used};
@@ -164,7 +164,7 @@ fn scrubs_of_objects_are_passed_on() {
 }
 
 /// Opens the pool, and returns the messages that come, without other maps.
-fn open(rig: &mut Rig, client: ConnectionId, pool: &str) -> Vec<FromMonitor> {
+fn open_pool(rig: &mut Rig, client: ConnectionId, pool: &str) -> Vec<FromMonitor> {
     rig.inbox.remove(&client);
     let (pool, name) = (pool.to_owned(), "test".to_owned());
     rig.say(client, &ToMonitor::OpenPool { request: 5, pool, client: name });
@@ -183,11 +183,11 @@ fn who_opens_a_pool_fences_its_ended_sessions() {
     let mut rig = with_objects();
     let client = rig.client();
     rig.subscribe(client, &mut ClusterMap::default()).expect("a map");
-    let (late, pool) = opened(&open(&mut rig, client, "kv"));
+    let (late, pool) = opened(&open_pool(&mut rig, client, "kv"));
     assert_eq!(pool, PoolId::FIRST);
-    let (other, _) = opened(&open(&mut rig, client, "kv"));
+    let (other, _) = opened(&open_pool(&mut rig, client, "kv"));
     rig.say(client, &ToMonitor::CloseSession { session: late, unanswered: true });
-    let told = open(&mut rig, client, "kv");
+    let told = open_pool(&mut rig, client, "kv");
     let [FromMonitor::Map(delta), FromMonitor::PoolOpened { .. }] = &told[..] else {
         panic!("the fence comes first: {told:?}")
     };
@@ -199,6 +199,64 @@ fn who_opens_a_pool_fences_its_ended_sessions() {
     rig.tick();
     assert_eq!(rig.stopped, None);
     assert_eq!(record(&rig, other).unwrap().used, Used::Pool(pool));
+}
+
+#[test]
+fn sessions_that_were_closed_are_over_for_osds_soon() {
+    let mut rig = with_objects();
+    rig.make_pool("blocks", 8).unwrap();
+    rig.make_volume("v", 1 << 30).unwrap();
+    let (stays, client) = (rig.client(), rig.client());
+    let (open, pool) = opened(&open_pool(&mut rig, stays, "kv"));
+    let is_fenced = |rig: &Rig, session| rig.osds[&osd_id(1)].map.pools[&pool].is_fenced(session);
+    let revision = |rig: &Rig| rig.osds[&osd_id(1)].map.pools[&pool].revision;
+    let close = |rig: &mut Rig, session| {
+        rig.inbox.remove(&client);
+        rig.say(client, &ToMonitor::CloseSession { session, unanswered: false });
+        let told = rig.inbox.remove(&client).unwrap_or_default();
+        assert!(told.contains(&FromMonitor::SessionClosed { session }), "{told:?}");
+    };
+    let (mut closed, before) = (Vec::new(), revision(&rig));
+    for round in 1..=3 {
+        for _ in 0..64 {
+            let (session, _) = opened(&open_pool(&mut rig, client, "kv"));
+            close(&mut rig, session);
+            closed.push(session);
+        }
+        let fenced = closed.iter().filter(|session| is_fenced(&rig, **session)).count();
+        assert!(fenced + 64 >= closed.len(), "{fenced}");
+        let revisions = revision(&rig).get() - before.get();
+        assert_eq!(revisions, round, "each takes the map along");
+        assert!(!is_fenced(&rig, open));
+    }
+    // Of a volume, OSDs keep nothing.
+    let before: Vec<_> =
+        rig.osds[&osd_id(1)].map.pools.values().map(|pool| pool.revision).collect();
+    for _ in 0..70 {
+        let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+        close(&mut rig, session);
+    }
+    let after: Vec<_> = rig.osds[&osd_id(1)].map.pools.values().map(|pool| pool.revision).collect();
+    assert_eq!(before, after);
+    rig.say(stays, &ToMonitor::CloseSession { session: open, unanswered: false });
+    assert!(!is_fenced(&rig, open));
+    let (session, _) = opened(&open_pool(&mut rig, client, "kv"));
+    close(&mut rig, session);
+    assert!(is_fenced(&rig, open), "the next fence is for all before it");
+    let Some(Record::Fence(record)) = rig.monitor.committed.record(&Key::Fence(pool)) else {
+        panic!("there are fences")
+    };
+    assert_eq!((record.count(), record.ranges.len()), (1, 1));
+    // Those between two open ones, too, although none of them has a fence of its own.
+    let last = |rig: &mut Rig| opened(&open_pool(rig, client, "kv")).0;
+    let (low, between, high) = (last(&mut rig), last(&mut rig), last(&mut rig));
+    close(&mut rig, between);
+    for _ in 0..64 {
+        let session = last(&mut rig);
+        close(&mut rig, session);
+    }
+    let fenced = [low, between, high].map(|session| is_fenced(&rig, session));
+    assert_eq!(fenced, [false, true, false]);
 }
 
 #[test]
@@ -233,7 +291,7 @@ fn only_pools_of_objects_are_opened() {
     rig.make_pool("blocks", 8).unwrap();
     let client = rig.client();
     for (pool, code) in [("blocks", "invalid"), ("none", "not_found")] {
-        let told = open(&mut rig, client, pool);
+        let told = open_pool(&mut rig, client, pool);
         let Some(FromMonitor::SessionRefused { request: 5, error }) = told.last() else {
             panic!("refused: {told:?}")
         };
@@ -245,7 +303,7 @@ fn only_pools_of_objects_are_opened() {
 fn a_pool_that_is_open_is_not_removed() {
     let mut rig = with_objects();
     let client = rig.client();
-    let (session, _) = opened(&open(&mut rig, client, "kv"));
+    let (session, _) = opened(&open_pool(&mut rig, client, "kv"));
     let remove = |accepted| Command::PoolRemove { pool: "kv".into(), accepted };
     assert_eq!(rig.command(remove(true)).unwrap_err().code, "busy");
     rig.break_connection(client);

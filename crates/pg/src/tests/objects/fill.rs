@@ -32,10 +32,12 @@ fn run(seed: u64, events: usize) -> World {
             6 if world.random.below(8) == 0 => world.wait(),
             7 if world.serves() => world.send_again(),
             8 => world.tick(),
+            9 if world.random.below(12) == 0 => world.change_session(),
             _ => drop(world.happen()),
         }
     }
     world.fill_all();
+    world.delete_over();
     world
 }
 

@@ -33,6 +33,7 @@ fn run(seed: u64) -> World {
             _ if world.needs_epoch => world.next_epoch(),
             7 => world.tick(),
             8 if world.serves() => world.send_again(),
+            9 if world.random.below(8) == 0 => world.change_session(),
             _ => drop(world.happen()),
         }
     }
@@ -46,6 +47,14 @@ fn run_many(seeds: std::ops::Range<u64>) {
         let run = || {
             let mut world = run(seed);
             world.scrub_all(true);
+            // What was being read when two epochs ended is passed over. (No time passes here.)
+            let is_passed = |event: &ScrubEvent| match event {
+                ScrubEvent::Found { faults, .. } => {
+                    faults.iter().all(|(_, fault)| fault.kind == FaultKind::NotCompared)
+                }
+                _ => false,
+            };
+            world.scrub_events.retain(|event| !is_passed(event));
             assert_eq!(world.scrub_events, [], "nothing is wrong");
             check(&world);
             world.scrub_count

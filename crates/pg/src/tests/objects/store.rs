@@ -7,7 +7,7 @@ use ::objects::keys::{is_log, is_own};
 use ::objects::model::{Model, Models};
 use ::objects::{Head, HeadContent, Key, Kind, Shard};
 use base::checksum::checksum_units;
-use base::{Buffer, BufferPool, Epoch, Version};
+use base::{Buffer, BufferPool, Epoch, SessionId, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
 use format::disk::{BlockAction, BlockChange, NoteKey, UnitSet};
 use format::engine::{Answer as Found, Change, Query, Records};
@@ -166,6 +166,14 @@ impl Store {
         assert_eq!(own.keys().collect::<Vec<_>>(), its.keys().collect::<Vec<_>>());
         assert!(own == its, "a record differs");
         assert_eq!(self.blocks, other.blocks);
+    }
+
+    /// Returns the session of each repeat.
+    pub fn repeats(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.records.keys().filter_map(|key| match Key::decode(key)?.kind {
+            Kind::Repeat { session, .. } => Some(session),
+            _ => None,
+        })
     }
 
     /// Returns another store with the same content, for a member that loses what comes now.

@@ -1,10 +1,11 @@
 //! Members of a PG of objects, the connections between them, and clients. What happens next is chosen at random.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use ::objects::model::MODIFIED;
 use ::objects::{Look, Operation, PoolShape};
-use base::{BufferPool, Epoch, MapRevision, PoolId, Position, SessionId, Version};
+use base::{BufferPool, Epoch, MapRevision, PoolId, Position, SessionId, SessionRange, Version};
 use format::wire::{Op, Outcome, PagePart, Payload, PeerBody, PgEntry, Refusal};
 
 use super::super::world::{Random, osd_id};
@@ -23,6 +24,7 @@ pub enum Kind {
 pub struct Open {
     /// The operation that this one is, sent again: its own number if it was not sent before.
     pub original: usize,
+    pub session: SessionId,
     pub kind: Kind,
     pub begun: Begun,
     pub answered: Option<Answered>,
@@ -57,6 +59,8 @@ pub struct World {
     /// Versions of housekeeping.
     pub cleanings: BTreeSet<Version>,
     highest_answered: Version,
+    /// The session of all clients. All before it are over; OSDs hear of it later.
+    pub session: SessionId,
     /// Operations that their client has no answer to. If a sending was answered *stale*, it is sent again.
     unanswered: BTreeSet<usize>,
     /// Those of them that no primary has now.
@@ -98,8 +102,8 @@ pub struct World {
 /// The time of the first scrub, in seconds since 1970. Each later one begins a second later.
 const SCRUBBED_AT: u64 = 9;
 
-/// The session of all clients.
-const SESSION: SessionId = SessionId::new(7);
+/// The first session of the clients.
+const FIRST_SESSION: SessionId = SessionId::new(7);
 
 /// The ticket of what is asked beside the operations.
 const ASIDE: Ticket = Ticket(u32::MAX);
@@ -164,6 +168,7 @@ impl World {
             versions: BTreeMap::new(),
             cleanings: BTreeSet::new(),
             highest_answered: Version::ZERO,
+            session: FIRST_SESSION,
             unanswered: BTreeSet::new(),
             stale: Vec::new(),
             batch_count: 0,
@@ -253,9 +258,43 @@ impl World {
         self.enter();
     }
 
-    /// Some time passes: members raise their floors, and the primary cleans up.
+    /// The clients begin with another session: the one that they had is over, whatever of it is under way.
+    /// Nobody waits for answers to it.
+    pub fn change_session(&mut self) {
+        self.session = SessionId::new(self.session.get() + 1);
+    }
+
+    /// Returns the sessions that are over.
+    fn over(&self) -> Arc<[SessionRange]> {
+        let last = SessionId::new(self.session.get() - 1);
+        (FIRST_SESSION <= last).then_some((FIRST_SESSION, last)).into_iter().collect()
+    }
+
+    /// Returns how many repeats of sessions that are over a member has.
+    pub fn count_over(&self, index: usize) -> usize {
+        self.osds[index].store.repeats().filter(|session| *session < self.session).count()
+    }
+
+    /// Nothing is under way: what is over is deleted.
+    pub fn delete_over(&mut self) {
+        self.osds.iter_mut().for_each(|osd| osd.store.is_full = false);
+        for _ in 0..2 {
+            self.tick();
+            self.end_all();
+        }
+        let counts: Vec<usize> =
+            self.acting().iter().map(|index| self.count_over(*index)).collect();
+        assert!(
+            counts.iter().all(|count| *count == 0),
+            "repeats of sessions that are over: {counts:?}"
+        );
+    }
+
+    /// Some time passes: members raise their floors, hear which sessions are over, and the primary cleans up.
     pub fn tick(&mut self) {
+        let over = self.over();
         for index in self.acting() {
+            self.osds[index].pg.note_over(&over);
             self.with(index, |pg, actions| pg.raise_floor(actions));
         }
     }
@@ -274,8 +313,13 @@ impl World {
         let members: Vec<usize> = entry.members().map(|member| index_of(member.osd)).collect();
         for index in (0..self.osds.len()).filter(|index| *index != primary).chain([primary]) {
             let entry = entry.clone();
+            let over = self.over();
             self.with(index, |pg, actions| match members.contains(&index) {
-                true => pg.enter(entry, scheme, None, actions),
+                true => {
+                    pg.enter(entry, scheme, None, actions);
+                    // What is over is in the map that begins the epoch.
+                    pg.note_over(&over);
+                }
                 false => pg.halt("it is no member".into(), actions),
             });
         }
@@ -348,11 +392,14 @@ impl World {
     }
 
     fn send(&mut self, kind: Kind, original: usize) -> usize {
+        let session = self.ops.get(original).map_or(self.session, |op| op.session);
         let pool = BufferPool::default();
         let op = match &kind {
             Kind::Mutate(operation) => {
                 self.unanswered.insert(original);
-                let lowest = *self.unanswered.first().expect("this one") as u64 + 1;
+                let of_session =
+                    |number: &&usize| self.ops.get(**number).is_none_or(|op| op.session == session);
+                let lowest = *self.unanswered.iter().find(of_session).expect("this one") as u64 + 1;
                 Op::Mutate {
                     number: original as u64 + 1,
                     lowest,
@@ -364,11 +411,11 @@ impl World {
         };
         let number = self.ops.len();
         let begun = Begun { lowest: self.highest_answered };
-        self.ops.push(Open { original, kind, begun, answered: None });
+        self.ops.push(Open { original, session, kind, begun, answered: None });
         let ticket = Ticket(number as u32);
         self.with(self.primary(), |pg, actions| {
             pg.set_time_of_day(MODIFIED);
-            pg.execute(ticket, SESSION, op, actions);
+            pg.execute(ticket, session, op, actions);
         });
         number
     }
@@ -379,7 +426,8 @@ impl World {
 
     /// Asks the primary for what is answered at once, or when its store has answered.
     pub fn ask(&mut self, op: Op) -> Result<Outcome, Refusal> {
-        self.with(self.primary(), |pg, actions| pg.execute(ASIDE, SESSION, op, actions));
+        let session = self.session;
+        self.with(self.primary(), |pg, actions| pg.execute(ASIDE, session, op, actions));
         while self.told.is_none() {
             assert!(self.happen());
         }
@@ -579,6 +627,8 @@ impl World {
         match (&op.kind, &outcome) {
             (Kind::Look(_), _) => {}
             (Kind::Mutate(_), Err(Refusal::Stale(_))) => self.stale.push(op.original),
+            // Whether it was executed is not known.
+            (Kind::Mutate(_), Err(Refusal::Fenced)) => {}
             (Kind::Mutate(_), _) => _ = self.unanswered.remove(&op.original),
         }
         let before = op.answered.replace(Answered { outcome, at_all });
