@@ -450,8 +450,9 @@ async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, Obje
         let changes: Vec<ObjectChange> = entries
             .filter_map(|entry| {
                 let PageEntry::Key(key, value) = entry else { return None };
+                let key = key.to_vec();
                 let field = if of_records { Field::Record(key) } else { Field::Attribute(key) };
-                Some(ObjectChange::Set(field, value))
+                Some(ObjectChange::Set(field, value.to_vec()))
             })
             .collect();
         if !changes.is_empty() {

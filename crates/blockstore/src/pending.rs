@@ -125,8 +125,25 @@ enum Flush {
 struct Entry {
     lsn: Lsn,
     end: Lsn,
+    /// Where the keys of its changes lie.
+    span: KeySpan,
     work: Work,
     stage: Stage,
+}
+
+/// Where keys lie, by the first bytes of the first and the last one. In a family these name the shard, so
+/// that reads pass most of what is pending of other PGs.
+#[derive(Clone, Copy)]
+struct KeySpan {
+    first: u64,
+    last: u64,
+}
+
+impl Entry {
+    fn new((lsn, end): (Lsn, Lsn), work: Work) -> Entry {
+        let span = KeySpan::of_changes(work.changes());
+        Entry { lsn, end, span, work, stage: Stage::Waiting }
+    }
 }
 
 enum Work {
@@ -194,7 +211,7 @@ impl Family {
 
     fn push(&mut self, EntryPlace { lsn, end, previous }: EntryPlace, work: Work) {
         assert!(lsn > Lsn::ZERO, "a family without batches has this lsn");
-        self.push_entry(Entry { lsn, end, work, stage: Stage::Waiting });
+        self.push_entry(Entry::new((lsn, end), work));
         match self.unflushed.back_mut() {
             Some(last) if lsn.since(last.first) < LOW_SPAN => last.last = lsn,
             _ => self.unflushed.push_back(Unflushed { first: lsn, previous, last: lsn }),
@@ -314,8 +331,7 @@ impl Pending {
                 self.families_end = self.families_end.max(place.end);
             }
             None => {
-                let (lsn, stage) = (Lsn::ZERO, Stage::Waiting);
-                family.push_entry(Entry { lsn, end: lsn, work, stage });
+                family.push_entry(Entry::new((Lsn::ZERO, Lsn::ZERO), work));
             }
         }
     }
@@ -333,8 +349,7 @@ impl Pending {
     pub fn push_removal_found(&mut self, pool: PoolId) {
         let family = self.families.get_mut(&pool).expect("it was found");
         family.stage = FamilyStage::Removing(None);
-        let (lsn, stage) = (Lsn::ZERO, Stage::Waiting);
-        family.push_entry(Entry { lsn, end: lsn, work: Work::Remove, stage });
+        family.push_entry(Entry::new((Lsn::ZERO, Lsn::ZERO), Work::Remove));
     }
 
     /// Gives the engine what it may have, oldest entries first. Everything before `durable` is durable.
@@ -556,7 +571,7 @@ impl Pending {
         key: &[u8],
         answered: Option<Vec<u8>>,
     ) -> Option<Vec<u8>> {
-        let changes = self.changes_above(family, contains).rev();
+        let changes = self.changes_above(family, contains, KeySpan::of_key(key)).rev();
         for change in changes.flat_map(|changes| changes.iter().rev()) {
             match change {
                 Change::Put { key: of, value } if of == key => return Some(value.clone()),
@@ -572,13 +587,14 @@ impl Pending {
 
     /// Returns the records from `start` on: what the engine answered, and what is pending above `contains`.
     /// If the engine has more behind its answer, only up to the last key of the answer; else up to `end`.
+    /// `None`: they are those that it answered.
     pub fn records(
         &self,
         family: PoolId,
         contains: Lsn,
         (start, end): (&[u8], Option<&[u8]>),
         (answered, more): (&Records, bool),
-    ) -> Vec<(Vec<u8>, Vec<u8>)> {
+    ) -> Option<Records> {
         let last = answered.last_key().filter(|_| more);
         let is_within = |key: &[u8]| {
             start <= key
@@ -587,39 +603,97 @@ impl Pending {
                     None => end.is_none_or(|end| key < end),
                 }
         };
-        let owned = |(key, value): (&[u8], &[u8])| (key.to_vec(), value.to_vec());
-        let mut changes =
-            self.changes_above(family, contains).flat_map(|changes| changes.iter()).peekable();
-        if changes.peek().is_none() {
-            return answered.iter().map(owned).collect();
-        }
-        let mut found: BTreeMap<Vec<u8>, Vec<u8>> = answered.iter().map(owned).collect();
-        for change in changes {
+        // What is pending of each key, and the ranges that were deleted before it.
+        let mut pending: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
+        let mut deleted: Vec<(&[u8], &[u8])> = Vec::new();
+        let within = KeySpan::of_range(start, last.or(end));
+        for change in self.changes_above(family, contains, within).flatten() {
             match change {
                 Change::Put { key, value } if is_within(key) => {
-                    found.insert(key.clone(), value.clone());
+                    pending.insert(key, Some(value));
                 }
-                Change::Put { .. } => {}
-                Change::Delete { key } => drop(found.remove(key)),
-                Change::DeleteRange { start, end } => {
-                    let mut behind = found.split_off(start);
-                    found.append(&mut behind.split_off(end));
+                Change::Delete { key } if is_within(key) => _ = pending.insert(key, None),
+                Change::Put { .. } | Change::Delete { .. } => {}
+                Change::DeleteRange { start, end } if start < end => {
+                    let gone = pending.range_mut(&start[..]..&end[..]);
+                    gone.for_each(|(_, value)| *value = None);
+                    deleted.push((start, end));
                 }
+                Change::DeleteRange { .. } => {}
             }
         }
-        found.into_iter().collect()
+        if pending.is_empty() && deleted.is_empty() {
+            return None;
+        }
+        let mut records = Records::default();
+        let mut pending = pending.into_iter().peekable();
+        let is_left = |key: &[u8]| !deleted.iter().any(|(start, end)| *start <= key && key < *end);
+        for (key, value) in answered.iter() {
+            while let Some((before, value)) = pending.next_if(|(pending, _)| *pending < key) {
+                value.into_iter().for_each(|value| records.push(before, value));
+            }
+            match pending.next_if(|(pending, _)| *pending == key) {
+                Some((_, value)) => value.into_iter().for_each(|value| records.push(key, value)),
+                None if is_left(key) => records.push(key, value),
+                None => {}
+            }
+        }
+        for (key, value) in pending {
+            value.into_iter().for_each(|value| records.push(key, value));
+        }
+        Some(records)
     }
 
+    /// Returns what is pending of a family above `contains`, by entries, oldest first: at least what concerns
+    /// keys of this span.
     fn changes_above(
         &self,
         family: PoolId,
         contains: Lsn,
+        span: KeySpan,
     ) -> impl DoubleEndedIterator<Item = &[Change]> {
         let entries = self.families.get(&family).map(|family| &family.entries);
         let above = entries
             .map(|entries| entries.range(entries.partition_point(|entry| entry.lsn <= contains)..));
-        above.into_iter().flatten().map(|entry| entry.work.changes())
+        let met = above.into_iter().flatten().filter(move |entry| entry.span.meets(span));
+        met.map(|entry| entry.work.changes())
     }
+}
+
+impl KeySpan {
+    /// The span without a key.
+    const NONE: KeySpan = KeySpan { first: u64::MAX, last: 0 };
+
+    fn of_key(key: &[u8]) -> KeySpan {
+        KeySpan { first: leading(key), last: leading(key) }
+    }
+
+    /// Returns a span that has all keys of a range. `end`: the key behind the range, or its last one. `None`:
+    /// it goes to the last key there can be.
+    fn of_range(start: &[u8], end: Option<&[u8]>) -> KeySpan {
+        KeySpan { first: leading(start), last: end.map_or(u64::MAX, leading) }
+    }
+
+    fn of_changes(changes: &[Change]) -> KeySpan {
+        let spans = changes.iter().map(|change| match change {
+            Change::Put { key, .. } | Change::Delete { key } => KeySpan::of_key(key),
+            Change::DeleteRange { start, end } => KeySpan::of_range(start, Some(end)),
+        });
+        spans.fold(KeySpan::NONE, |all, span| KeySpan {
+            first: all.first.min(span.first),
+            last: all.last.max(span.last),
+        })
+    }
+
+    fn meets(self, other: KeySpan) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// Returns the first bytes of a key as a number that sorts like them.
+fn leading(key: &[u8]) -> u64 {
+    let byte = |at| u64::from(key.get(at).copied().unwrap_or(0));
+    (0..8).fold(0, |number, at| number << 8 | byte(at))
 }
 
 fn size_of(changes: &[Change]) -> usize {
@@ -671,12 +745,17 @@ impl ScanProgress {
         for part in &self.parts {
             let range = (&part.start[..], self.end.as_deref());
             let answered = (&part.records, part.more);
-            for (key, value) in pending.records(family, part.contains, range, answered) {
+            let changed = pending.records(family, part.contains, range, answered);
+            if changed.is_none() && self.parts.len() == 1 && !part.records.is_empty() {
+                // The engine has kept to the limits.
+                return Ok(Answer::Records { records: part.records.clone(), more });
+            }
+            for (key, value) in changed.as_ref().unwrap_or(&part.records).iter() {
                 let is_last = found.count() == self.count_max || found.size() >= self.size_max;
                 if is_last && !found.is_empty() {
                     return Ok(Answer::Records { records: found, more: true });
                 }
-                found.push(&key, &value);
+                found.push(key, value);
             }
         }
         if found.is_empty() && more {

@@ -26,8 +26,8 @@ use volume::{Place, VolumeError};
 
 pub use objects::look::READ_DATA_MAX;
 pub use objects::{
-    Assertion, Field, Listed, Listing, Name, ObjectChange, ObjectSteps, Operation, Page, PageEntry,
-    Stat, StepResult,
+    Assertion, Bytes, Field, Listed, Listing, Name, ObjectChange, ObjectSteps, Operation, Page,
+    PageEntry, Stat, StepResult,
 };
 
 use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
@@ -370,20 +370,16 @@ impl ObjectPool {
         &self,
         name: &Name,
         listing: Listing,
-    ) -> Result<Page<Vec<u8>>, ObjectError> {
+    ) -> Result<Page<Bytes>, ObjectError> {
         self.fields(Read::Attributes { name: name.clone(), listing }).await
     }
 
     /// Returns a page of the records of an object, in the order of their keys.
-    pub async fn records(
-        &self,
-        name: &Name,
-        listing: Listing,
-    ) -> Result<Page<Vec<u8>>, ObjectError> {
+    pub async fn records(&self, name: &Name, listing: Listing) -> Result<Page<Bytes>, ObjectError> {
         self.fields(Read::Records { name: name.clone(), listing }).await
     }
 
-    async fn fields(&self, read: Read) -> Result<Page<Vec<u8>>, ObjectError> {
+    async fn fields(&self, read: Read) -> Result<Page<Bytes>, ObjectError> {
         match self.look_one(read).await? {
             ReadAnswer::Fields(page) => Ok(page),
             _ => Err(strange_answer()),
@@ -445,7 +441,7 @@ impl ObjectPool {
             .collect::<Result<_, _>>()?;
         let mut pages = Vec::with_capacity(self.pool.pg_count as usize);
         for bytes in answers {
-            pages.extend(decode_pages(&bytes).ok_or_else(strange_answer)?);
+            pages.extend(decode_pages(&bytes.into()).ok_or_else(strange_answer)?);
         }
         for slot in alone {
             match answered(slot.await)?.pop() {
@@ -477,7 +473,7 @@ fn executed(reached: Option<Reached>) -> Result<Executed, ObjectError> {
 
 fn answered(reached: Option<Reached>) -> Result<Vec<ReadAnswer>, ObjectError> {
     match reached.unwrap_or(Err(VolumeError::Ended))? {
-        Found::Looked(answers) => decode_answers(&answers).ok_or_else(strange_answer),
+        Found::Looked(answers) => decode_answers(&answers.into()).ok_or_else(strange_answer),
         _ => unreachable!("a look has answers"),
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use base::{BufferPool, ConnectionId, SessionId};
 use format::wire::{Outcome, Payload, Refusal};
-use objects::join_pages;
+use objects::page_prefix;
 
 /// Identifies a request: where it came from, its session and sequence.
 pub(crate) type ListId = (ConnectionId, SessionId, u64);
@@ -69,7 +69,9 @@ impl Lists {
         }
         let pages = pages.iter().map(Payload::bytes).collect::<Option<Vec<&[u8]>>>();
         let Some(pages) = pages else { return Some(Err(Refusal::Corrupted)) };
-        let pages = Payload::new(&join_pages(pages), &self.buffers);
+        let prefixes: Vec<[u8; 4]> = pages.iter().map(|page| page_prefix(page)).collect();
+        let parts = prefixes.iter().zip(&pages).flat_map(|(prefix, page)| [&prefix[..], *page]);
+        let pages = Payload::joined(parts, &self.buffers);
         Some(Ok(Outcome::Listed { refused, pages }))
     }
 

@@ -52,7 +52,7 @@ impl DataId {
 
 /// The head of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Head {
+pub struct Head<D = Vec<u8>> {
     /// The version of the object's last change.
     pub version: Version,
     /// The time of that change at the primary, in milliseconds since 1970.
@@ -60,7 +60,7 @@ pub struct Head {
     /// Whether a put of several operations is not done. A tombstone is not partial.
     pub is_partial: bool,
     /// The data, or that the object is gone.
-    pub content: HeadContent,
+    pub content: HeadContent<D>,
 }
 
 /// An object, beside its data, attributes and records.
@@ -78,11 +78,11 @@ pub struct Stat {
 
 /// What the head of an object says of its data.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum HeadContent {
+pub enum HeadContent<D = Vec<u8>> {
     /// The object is gone.
     Tombstone,
     /// The data.
-    Inline(Vec<u8>),
+    Inline(D),
     /// The data lies in blocks.
     Blocks {
         /// Which ones.
@@ -115,13 +115,31 @@ impl Head {
 
     /// Decodes a head. `None`: the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Head> {
+        let Head { version, modified, is_partial, content } = Head::borrowed(bytes)?;
+        let content = match content {
+            HeadContent::Tombstone => HeadContent::Tombstone,
+            HeadContent::Inline(data) => HeadContent::Inline(data.to_vec()),
+            HeadContent::Blocks { id, size } => HeadContent::Blocks { id, size },
+        };
+        Some(Head { version, modified, is_partial, content })
+    }
+
+    /// Whether an encoded head is a tombstone.
+    pub fn is_tombstone(bytes: &[u8]) -> bool {
+        bytes.get(FLAGS_AT) == Some(&FLAG_TOMBSTONE)
+    }
+}
+
+impl<'a> Head<&'a [u8]> {
+    /// Decodes a head, whose data stays where it is. `None`: the bytes are none.
+    pub fn borrowed(bytes: &'a [u8]) -> Option<Head<&'a [u8]>> {
         let mut from = Reader::new(bytes);
         let (version, flags) = (from.version()?, from.u8()?);
         let (size, modified) = (from.u64()?, from.u64()?);
         let is_partial = flags & FLAG_PARTIAL != 0;
         let content = match flags & !FLAG_PARTIAL {
             FLAG_TOMBSTONE if size == 0 && !is_partial => HeadContent::Tombstone,
-            0 if size <= INLINE_SIZE_MAX => HeadContent::Inline(from.take(size as usize)?.to_vec()),
+            0 if size <= INLINE_SIZE_MAX => HeadContent::Inline(from.take(size as usize)?),
             FLAG_IN_BLOCKS if size > INLINE_SIZE_MAX && size <= OBJECT_SIZE_MAX => {
                 HeadContent::Blocks { id: DataId::new(from.u64()?)?, size }
             }
@@ -129,17 +147,14 @@ impl Head {
         };
         from.is_at_end().then_some(Head { version, modified, is_partial, content })
     }
+}
 
-    /// Whether an encoded head is a tombstone.
-    pub fn is_tombstone(bytes: &[u8]) -> bool {
-        bytes.get(FLAGS_AT) == Some(&FLAG_TOMBSTONE)
-    }
-
+impl<D: AsRef<[u8]>> Head<D> {
     /// Returns what is known of the object beside its data. `None`: the object is gone.
     pub fn stat(&self) -> Option<Stat> {
         let size = match &self.content {
             HeadContent::Tombstone => return None,
-            HeadContent::Inline(data) => data.len() as u64,
+            HeadContent::Inline(data) => data.as_ref().len() as u64,
             HeadContent::Blocks { size, .. } => *size,
         };
         let Head { version, modified, is_partial, .. } = *self;

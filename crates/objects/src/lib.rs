@@ -44,12 +44,14 @@ mod tests;
 pub mod touched;
 
 pub use bulk::{Grouped, group_operations, group_reads};
+/// Bytes that share the memory of what was read or received.
+pub use bytes::Bytes;
 pub use head::{DataId, Head, HeadContent, Stat};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry, merge_pages};
 pub use long_data::{LongGet, LongPut};
 pub use look::{Listed, Look, NameQuery, Read, ReadAnswer};
-pub use look_codec::{decode_answers, decode_pages, encode_answers, join_pages};
+pub use look_codec::{decode_answers, decode_pages, encode_answers, page_prefix};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use paging::BadRecord;
 pub use prepare::{

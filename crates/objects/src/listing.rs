@@ -13,7 +13,7 @@
 //!      prefix that was there throughout exactly once, in order.
 //!   2. A page has one entry at least, unless there is none left, or [`Lister::stop`] ended it.
 
-use std::collections::BTreeMap;
+use bytes::Bytes;
 
 /// The most entries of a page.
 pub const PAGE_COUNT_MAX: usize = 1000;
@@ -38,13 +38,14 @@ pub struct Listing {
     pub size_max: usize,
 }
 
-/// A key with its value, or what several keys have in common.
+/// A key with its value, or what several keys have in common. Keys share the memory of what was read or
+/// received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PageEntry<V> {
     /// A key.
-    Key(Vec<u8>, V),
+    Key(Bytes, V),
     /// What several keys begin with, up to a delimiter.
-    CommonPrefix(Vec<u8>),
+    CommonPrefix(Bytes),
 }
 
 /// What a page has for a key.
@@ -53,7 +54,7 @@ pub trait PageValue {
     fn size(&self) -> usize;
 }
 
-impl PageValue for Vec<u8> {
+impl PageValue for Bytes {
     fn size(&self) -> usize {
         self.len()
     }
@@ -83,6 +84,15 @@ pub struct Page<V> {
     pub entries: Vec<PageEntry<V>>,
     /// Where the next page begins. `None`: there is no more.
     pub next: Option<Vec<u8>>,
+}
+
+impl<V: PageValue> Page<V> {
+    /// Returns about how many bytes it takes.
+    pub fn size(&self) -> usize {
+        // What stands beside keys and values: lengths, and whether there are any.
+        let of_entry = |entry: &PageEntry<V>| entry.size() + 10;
+        self.entries.iter().map(of_entry).sum()
+    }
 }
 
 /// Makes a page of a listing.
@@ -150,11 +160,11 @@ impl<V: PageValue> Lister<V> {
 
     /// Takes the next keys of the range, in order; a key without a value is passed over. `is_last`: the range
     /// has no more. Requires: the page is not complete.
-    pub fn add(&mut self, keys: impl IntoIterator<Item = (Vec<u8>, Option<V>)>, is_last: bool) {
+    pub fn add(&mut self, keys: impl IntoIterator<Item = (Bytes, Option<V>)>, is_last: bool) {
         assert!(!self.is_done);
         for (key, value) in keys {
             // A common prefix may have passed it.
-            if key < self.start {
+            if key < self.start[..] {
                 continue;
             }
             let Some(value) = value else {
@@ -162,7 +172,7 @@ impl<V: PageValue> Lister<V> {
                 continue;
             };
             let common = self.common_prefix(&key);
-            let size = common.as_ref().map_or(key.len() + value.size(), Vec::len);
+            let size = common.map_or(key.len() + value.size(), <[u8]>::len);
             let is_full = self.page.entries.len() == self.listing.count_max
                 || self.size + size > self.listing.size_max && !self.page.entries.is_empty();
             if is_full {
@@ -171,8 +181,8 @@ impl<V: PageValue> Lister<V> {
             self.size += size;
             match common {
                 Some(common) => {
-                    let next = behind(&common);
-                    self.page.entries.push(PageEntry::CommonPrefix(common));
+                    let next = behind(common);
+                    self.page.entries.push(PageEntry::CommonPrefix(key.slice_ref(common)));
                     match next {
                         Some(next) => self.go_to(next),
                         None => self.is_done = true,
@@ -219,19 +229,22 @@ impl<V: PageValue> Lister<V> {
     }
 
     /// Returns the common prefix that a key is told as; `None`: it is told itself.
-    fn common_prefix(&self, key: &[u8]) -> Option<Vec<u8>> {
+    fn common_prefix<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
         let Listing { prefix, delimiter, .. } = &self.listing;
         if delimiter.is_empty() {
             return None;
         }
         let rest = &key[prefix.len()..];
         let at = rest.windows(delimiter.len()).position(|bytes| bytes == &delimiter[..])?;
-        Some(key[..prefix.len() + at + delimiter.len()].to_vec())
+        Some(&key[..prefix.len() + at + delimiter.len()])
     }
 
     /// Goes on behind a key.
     fn pass(&mut self, key: &[u8]) {
-        self.go_to([key, &[0]].concat());
+        self.start.clear();
+        self.start.extend_from_slice(key);
+        self.start.push(0);
+        self.is_done = self.end.as_ref().is_some_and(|end| self.start >= *end);
     }
 
     fn go_to(&mut self, start: Vec<u8>) {
@@ -250,22 +263,26 @@ pub fn merge_pages<V: PageValue>(
     count_max: usize,
     size_max: usize,
 ) -> Page<V> {
-    let mut entries: BTreeMap<Vec<u8>, PageEntry<V>> = BTreeMap::new();
+    let mut entries: Vec<PageEntry<V>> = Vec::new();
     // Where places that have more go on.
     let mut nexts: Vec<Vec<u8>> = Vec::new();
     for page in pages {
         nexts.extend(page.next);
-        entries.extend(page.entries.into_iter().map(|entry| (entry.key().to_vec(), entry)));
+        entries.extend(page.entries);
     }
+    // Each page is sorted: this merges them.
+    entries.sort_by(|one, other| one.key().cmp(other.key()));
+    entries.dedup_by(|one, other| one.key() == other.key());
+    let mut known = nexts.iter().min().cloned();
     let (mut page, mut size) = (Page { entries: Vec::new(), next: None }, 0);
-    for (key, entry) in entries {
-        let is_known = match &entry {
-            PageEntry::Key(..) => nexts.iter().all(|next| key < *next),
-            PageEntry::CommonPrefix(_) => nexts.iter().all(|next| key <= *next),
-        };
+    for entry in entries {
+        let is_known = known.as_deref().is_none_or(|known| match &entry {
+            PageEntry::Key(key, _) => key < known,
+            PageEntry::CommonPrefix(prefix) => prefix <= known,
+        });
         size += entry.size();
         if page.entries.len() == count_max || size > size_max && !page.entries.is_empty() {
-            nexts.push(key);
+            known = known.into_iter().chain([entry.key().to_vec()]).min();
             break;
         }
         if !is_known {
@@ -278,32 +295,33 @@ pub fn merge_pages<V: PageValue>(
                 false => Some(next),
             });
             nexts = moved.collect();
+            known = nexts.iter().min().cloned();
         }
         page.entries.push(entry);
     }
-    page.next = nexts.into_iter().min();
+    page.next = known;
     page
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use proptest::prelude::*;
 
     use super::*;
 
-    type Keys = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+    type Keys = BTreeMap<Vec<u8>, Option<Bytes>>;
 
     /// Reads a page, so many keys at a time; returns it with the number of reads.
-    fn page(keys: &Keys, listing: Listing, portion: usize) -> (Page<Vec<u8>>, usize) {
+    fn page(keys: &Keys, listing: Listing, portion: usize) -> (Page<Bytes>, usize) {
         let (mut lister, mut reads) = (Lister::new(listing), 0);
         while let Some((start, end)) = lister.range() {
             reads += 1;
             let in_range = keys.iter().filter(|(key, _)| &key[..] >= start);
             let in_range = in_range.filter(|(key, _)| end.is_none_or(|end| &key[..] < end));
             let mut found: Vec<_> =
-                in_range.map(|(key, value)| (key.clone(), value.clone())).collect();
+                in_range.map(|(key, value)| (key.clone().into(), value.clone())).collect();
             let is_last = found.len() <= portion;
             found.truncate(portion);
             lister.add(found, is_last);
@@ -312,7 +330,7 @@ mod tests {
     }
 
     /// What all pages together must have.
-    fn expected(keys: &Keys, listing: &Listing) -> Vec<PageEntry<Vec<u8>>> {
+    fn expected(keys: &Keys, listing: &Listing) -> Vec<PageEntry<Bytes>> {
         let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
         for (key, value) in keys {
             let is_in = key.starts_with(&listing.prefix)
@@ -326,10 +344,10 @@ mod tests {
                 Some(at) => {
                     let common = key[..listing.prefix.len() + at + delimiter.len()].to_vec();
                     if seen.insert(common.clone()) {
-                        entries.push(PageEntry::CommonPrefix(common));
+                        entries.push(PageEntry::CommonPrefix(common.into()));
                     }
                 }
-                None => entries.push(PageEntry::Key(key.clone(), value.clone())),
+                None => entries.push(PageEntry::Key(key.clone().into(), value.clone())),
             }
         }
         entries
@@ -337,6 +355,10 @@ mod tests {
 
     fn any_bytes(size: std::ops::Range<usize>) -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(prop_oneof![Just(b'/'), Just(0), Just(1), Just(0xff)], size)
+    }
+
+    fn any_value() -> impl Strategy<Value = Bytes> {
+        prop::collection::vec(any::<u8>(), 0..9).prop_map(Bytes::from)
     }
 
     fn any_listing() -> impl Strategy<Value = Listing> {
@@ -360,7 +382,7 @@ mod tests {
         fn pages_have_each_key_and_common_prefix_once(
             keys in prop::collection::btree_map(
                 any_bytes(1..5),
-                prop::option::weighted(0.9, prop::collection::vec(any::<u8>(), 0..9)),
+                prop::option::weighted(0.9, any_value()),
                 0..30,
             ),
             listing in any_listing(),
@@ -390,7 +412,7 @@ mod tests {
             places in prop::collection::vec(
                 prop::collection::btree_map(
                     any_bytes(1..5),
-                    prop::option::weighted(0.7, prop::collection::vec(any::<u8>(), 0..9)),
+                    prop::option::weighted(0.7, any_value()),
                     0..15,
                 ),
                 1..4,
@@ -416,7 +438,7 @@ mod tests {
                         let first = keys.range(start.to_vec()..);
                         let mut first = first.filter(|(key, _)| end.is_none_or(|end| &key[..] < end));
                         let (found, rest) = (first.next(), first.next());
-                        let found = found.map(|(key, value)| (key.clone(), value.clone()));
+                        let found = found.map(|(key, value)| (key.clone().into(), value.clone()));
                         lister.add(found, rest.is_none());
                         stop -= 1;
                         if stop == 0 && lister.range().is_some() {
@@ -443,14 +465,14 @@ mod tests {
     fn what_a_common_prefix_stands_for_is_not_read() {
         let keys = (0..1000u16).map(|number| {
             let name = format!("a/{:02}/{number:04}", number / 500);
-            (name.into_bytes(), Some(Vec::new()))
+            (name.into_bytes(), Some(Bytes::new()))
         });
         let keys: Keys = keys.collect();
         let (prefix, delimiter) = (b"a/".to_vec(), b"/".to_vec());
         let listing =
             Listing { prefix, delimiter, count_max: 10, size_max: 100, ..Listing::default() };
         let (page, reads) = page(&keys, listing, 10);
-        let common = |text: &str| PageEntry::CommonPrefix(text.as_bytes().to_vec());
+        let common = |text: &str| PageEntry::CommonPrefix(Bytes::copy_from_slice(text.as_bytes()));
         assert_eq!(page.entries, [common("a/00/"), common("a/01/")]);
         assert_eq!((page.next, reads), (None, 3));
     }

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 
 use base::MIB;
+use bytes::Bytes;
 use format::wire::LIST_PGS_MAX;
 
 use crate::head::Stat;
@@ -103,7 +104,7 @@ pub enum ReadAnswer {
     /// fields, the others were not read: ask for them again.
     Values(Vec<Option<Vec<u8>>>),
     /// Attributes or records. Of an absent object there are none.
-    Fields(Page<Vec<u8>>),
+    Fields(Page<Bytes>),
     /// Names of objects. The page may have fewer entries than would fit, none even, and say where to go on.
     List(Page<Listed>),
 }
@@ -114,7 +115,7 @@ pub struct Listed {
     /// The object.
     pub stat: Stat,
     /// Its data. `None`: it was not asked for, or is longer than [`INLINE_SIZE_MAX`].
-    pub data: Option<Vec<u8>>,
+    pub data: Option<Bytes>,
 }
 
 /// Size of an encoded [`Stat`], in bytes.
@@ -122,7 +123,7 @@ pub(crate) const STAT_SIZE: usize = 12 + 1 + 8 + 8;
 
 impl PageValue for Listed {
     fn size(&self) -> usize {
-        STAT_SIZE + self.data.as_ref().map_or(0, Vec::len)
+        STAT_SIZE + self.data.as_ref().map_or(0, Bytes::len)
     }
 }
 

@@ -22,6 +22,7 @@
 //!   1. A look has one encoding, and so have answers: whatever decodes, encodes to the same bytes.
 //!   2. A look that decodes has passed [`Look::check`]; nothing is allocated beyond the bytes that are there.
 
+use bytes::Bytes;
 use format::disk::bytes::{Reader, Writer};
 
 use crate::codec::{put_field, put_long, put_short, take_field, take_long, take_short};
@@ -74,18 +75,17 @@ impl NameQuery {
     }
 }
 
-/// Joins the encoded answers for PGs.
-pub fn join_pages<'a>(answers: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
-    let mut to = Writer::default();
-    answers.into_iter().for_each(|answers| put_long(&mut to, answers));
-    to.bytes
+/// Returns what stands before the encoded answers for a PG where those for several are joined.
+pub fn page_prefix(answers: &[u8]) -> [u8; 4] {
+    (answers.len() as u32).to_le_bytes()
 }
 
 /// Decodes joined answers of [`NameQuery`]s. `None`: the bytes are none.
-pub fn decode_pages(bytes: &[u8]) -> Option<Vec<Page<Listed>>> {
+pub fn decode_pages(bytes: &Bytes) -> Option<Vec<Page<Listed>>> {
     let (mut from, mut pages) = (Reader::new(bytes), Vec::new());
     while !from.is_at_end() {
-        match decode_answers(&take_long(&mut from)?)?.pop() {
+        let length = from.u32()? as usize;
+        match decode_answers(&bytes.slice_ref(from.take(length)?))?.pop() {
             Some(ReadAnswer::List(page)) => pages.push(page),
             _ => return None,
         }
@@ -95,16 +95,24 @@ pub fn decode_pages(bytes: &[u8]) -> Option<Vec<Page<Listed>>> {
 
 /// Encodes the answers of a look.
 pub fn encode_answers(answers: &[ReadAnswer]) -> Vec<u8> {
+    let size_of = |answer: &ReadAnswer| match answer {
+        ReadAnswer::Fields(page) => page.size(),
+        ReadAnswer::List(page) => page.size(),
+        ReadAnswer::Stat(_) | ReadAnswer::Data(_) | ReadAnswer::Values(_) => 0,
+    };
     let mut to = Writer::default();
+    // Pages are long: their memory is taken at once.
+    to.bytes.reserve(answers.iter().map(size_of).sum());
     to.u16(answers.len() as u16);
     answers.iter().for_each(|answer| put_answer(&mut to, answer));
     to.bytes
 }
 
-/// Decodes the answers of a look. `None`: the bytes are none.
-pub fn decode_answers(bytes: &[u8]) -> Option<Vec<ReadAnswer>> {
+/// Decodes the answers of a look: pages share the memory of the bytes. `None`: the bytes are none.
+pub fn decode_answers(bytes: &Bytes) -> Option<Vec<ReadAnswer>> {
     let mut from = Reader::new(bytes);
-    take_list(&mut from, READS_MAX, take_answer).filter(|_| from.is_at_end())
+    let take = |from: &mut Reader<'_>| take_answer(from, bytes);
+    take_list(&mut from, READS_MAX, take).filter(|_| from.is_at_end())
 }
 
 /// Takes a list of so many things at most, each of one byte at least.
@@ -239,7 +247,12 @@ fn put_answer(to: &mut Writer, answer: &ReadAnswer) {
     }
 }
 
-fn take_answer(from: &mut Reader<'_>) -> Option<ReadAnswer> {
+/// Takes an answer, which lies in these bytes.
+fn take_answer(from: &mut Reader<'_>, bytes: &Bytes) -> Option<ReadAnswer> {
+    let take_value = |from: &mut Reader<'_>| {
+        let length = from.u32()? as usize;
+        Some(bytes.slice_ref(from.take(length)?))
+    };
     Some(match from.u8()? {
         1 => ReadAnswer::Stat(take_option(from, take_stat)?),
         2 => {
@@ -247,12 +260,12 @@ fn take_answer(from: &mut Reader<'_>) -> Option<ReadAnswer> {
             ReadAnswer::Data(take_option(from, take)?)
         }
         3 => {
-            let take_value = |from: &mut Reader<'_>| take_option(from, take_long);
-            ReadAnswer::Values(take_list(from, LOOK_FIELDS_MAX, take_value)?)
+            let take = |from: &mut Reader<'_>| take_option(from, take_long);
+            ReadAnswer::Values(take_list(from, LOOK_FIELDS_MAX, take)?)
         }
-        4 => ReadAnswer::Fields(take_page(from, take_long)?),
-        5 => ReadAnswer::List(take_page(from, |from| {
-            Some(Listed { stat: take_stat(from)?, data: take_option(from, take_long)? })
+        4 => ReadAnswer::Fields(take_page(from, bytes, take_value)?),
+        5 => ReadAnswer::List(take_page(from, bytes, |from| {
+            Some(Listed { stat: take_stat(from)?, data: take_option(from, take_value)? })
         })?),
         _ => return None,
     })
@@ -278,12 +291,14 @@ fn put_page<V>(to: &mut Writer, page: &Page<V>, put: impl Fn(&mut Writer, &V)) {
 
 fn take_page<V>(
     from: &mut Reader<'_>,
+    bytes: &Bytes,
     take: impl Fn(&mut Reader<'_>) -> Option<V>,
 ) -> Option<Page<V>> {
+    let take_key_in = |from: &mut Reader<'_>| take_short(from).map(|key| bytes.slice_ref(key));
     let take_entry = |from: &mut Reader<'_>| {
         Some(match from.u8()? {
-            1 => PageEntry::Key(take_key(from)?, take(from)?),
-            2 => PageEntry::CommonPrefix(take_key(from)?),
+            1 => PageEntry::Key(take_key_in(from)?, take(from)?),
+            2 => PageEntry::CommonPrefix(take_key_in(from)?),
             _ => return None,
         })
     };
@@ -383,10 +398,11 @@ mod tests {
         let page = |next: &[u8]| Page { entries: vec![], next: Some(next.to_vec()) };
         let answers = |next: &[u8]| encode_answers(&[ReadAnswer::List(page(next))]);
         let (one, other) = (answers(b"a"), answers(b"b"));
-        let joined = join_pages([&one[..], &other[..]]);
+        let joined = [&one, &other].map(|page| [&page_prefix(page)[..], page].concat()).concat();
+        let joined = Bytes::from(joined);
         assert_eq!(decode_pages(&joined), Some(vec![page(b"a"), page(b"b")]));
-        assert_eq!(decode_pages(&joined[..joined.len() - 1]), None);
-        assert_eq!(decode_pages(&[]), Some(vec![]));
+        assert_eq!(decode_pages(&joined.slice(..joined.len() - 1)), None);
+        assert_eq!(decode_pages(&Bytes::new()), Some(vec![]));
     }
 
     fn stat(size: u64) -> Stat {
@@ -396,12 +412,13 @@ mod tests {
 
     #[test]
     fn answers_are_frozen() {
-        let key = |key: &[u8], value: &[u8]| PageEntry::Key(key.to_vec(), value.to_vec());
-        let common = PageEntry::CommonPrefix(b"c/".to_vec());
+        let key =
+            |key: &'static [u8], value: &'static [u8]| PageEntry::Key(key.into(), value.into());
+        let common = PageEntry::CommonPrefix(Bytes::from_static(b"c/"));
         let fields = Page { entries: vec![key(b"k", b"v"), common], next: Some(b"n".to_vec()) };
         let listed =
-            |key: &[u8], data| PageEntry::Key(key.to_vec(), Listed { stat: stat(1), data });
-        let entries = vec![listed(b"x", Some(b"d".to_vec())), listed(b"y", None)];
+            |key: &'static [u8], data| PageEntry::Key(key.into(), Listed { stat: stat(1), data });
+        let entries = vec![listed(b"x", Some(Bytes::from_static(b"d"))), listed(b"y", None)];
         let answers = vec![
             ReadAnswer::Stat(None),
             ReadAnswer::Stat(Some(stat(5))),
@@ -425,9 +442,10 @@ mod tests {
              05020001010078020000000300000000000000000100000000000000040000000000000001010000006401010079\
              02000000030000000000000000010000000000000004000000000000000000"
         );
-        assert_eq!(decode_answers(&bytes), Some(answers));
-        assert_eq!(decode_answers(&bytes[..bytes.len() - 1]), None);
-        assert_eq!(decode_answers(&[&bytes[..], &[0]].concat()), None);
+        let decoded = |bytes: &[u8]| decode_answers(&Bytes::copy_from_slice(bytes));
+        assert_eq!(decoded(&bytes), Some(answers));
+        assert_eq!(decoded(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(decoded(&[&bytes[..], &[0]].concat()), None);
     }
 
     fn any_stat() -> impl Strategy<Value = Stat> {
@@ -439,8 +457,8 @@ mod tests {
     ) -> impl Strategy<Value = Page<V>> {
         let key = || prop::collection::vec(any::<u8>(), 0..4);
         let entry = prop_oneof![
-            (key(), value).prop_map(|(key, value)| PageEntry::Key(key, value)),
-            key().prop_map(PageEntry::CommonPrefix),
+            (key(), value).prop_map(|(key, value)| PageEntry::Key(key.into(), value)),
+            key().prop_map(|key| PageEntry::CommonPrefix(key.into())),
         ];
         (prop::collection::vec(entry, 0..4), prop::option::of(key()))
             .prop_map(|(entries, next)| Page { entries, next })
@@ -448,13 +466,14 @@ mod tests {
 
     fn any_answers() -> impl Strategy<Value = Vec<ReadAnswer>> {
         let bytes = || prop::collection::vec(any::<u8>(), 0..4);
+        let shared = || bytes().prop_map(Bytes::from);
         let listed =
-            (any_stat(), prop::option::of(bytes())).prop_map(|(stat, data)| Listed { stat, data });
+            (any_stat(), prop::option::of(shared())).prop_map(|(stat, data)| Listed { stat, data });
         let answer = prop_oneof![
             prop::option::of(any_stat()).prop_map(ReadAnswer::Stat),
             prop::option::of((any_stat(), bytes())).prop_map(ReadAnswer::Data),
             prop::collection::vec(prop::option::of(bytes()), 0..4).prop_map(ReadAnswer::Values),
-            any_page(bytes()).prop_map(ReadAnswer::Fields),
+            any_page(shared()).prop_map(ReadAnswer::Fields),
             any_page(listed).prop_map(ReadAnswer::List),
         ];
         prop::collection::vec(answer, 0..4)
@@ -470,7 +489,7 @@ mod tests {
 
         #[test]
         fn answers_come_back(answers in any_answers()) {
-            prop_assert_eq!(decode_answers(&encode_answers(&answers)), Some(answers));
+            prop_assert_eq!(decode_answers(&encode_answers(&answers).into()), Some(answers));
         }
 
         #[test]
@@ -496,6 +515,7 @@ mod tests {
             let mut bytes = encode_answers(&answers);
             let size = bytes.len();
             bytes[at.index(size)] = byte;
+            let bytes = Bytes::from(bytes);
             if let Some(answers) = decode_answers(&bytes) {
                 prop_assert_eq!(encode_answers(&answers), bytes);
             }
@@ -508,6 +528,7 @@ mod tests {
             if let Ok(look) = Look::decode(&bytes) {
                 prop_assert_eq!(look.encode(), &bytes[..]);
             }
+            let bytes = Bytes::from(bytes);
             if let Some(answers) = decode_answers(&bytes) {
                 prop_assert_eq!(encode_answers(&answers), bytes);
             }

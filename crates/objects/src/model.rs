@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::Version;
+use bytes::Bytes;
 
 use crate::head::Stat;
 use crate::keys::Name;
@@ -183,10 +184,10 @@ pub fn all<V: Clone>(keys: &BTreeMap<Vec<u8>, V>, listing: &Listing) -> Vec<Page
             Some(at) => {
                 let common = key[..listing.prefix.len() + at + delimiter.len()].to_vec();
                 if seen.insert(common.clone()) {
-                    entries.push(PageEntry::CommonPrefix(common));
+                    entries.push(PageEntry::CommonPrefix(common.into()));
                 }
             }
-            None => entries.push(PageEntry::Key(key.clone(), value.clone())),
+            None => entries.push(PageEntry::Key(key.clone().into(), value.clone())),
         }
     }
     entries
@@ -206,6 +207,12 @@ fn is_page<V: Clone + PartialEq>(
     page.entries.len() <= listing.count_max && whole == all(keys, listing)
 }
 
+/// Returns the values as pages have them.
+fn shared(values: &BTreeMap<Vec<u8>, Vec<u8>>) -> BTreeMap<Vec<u8>, Bytes> {
+    let shared = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone().into());
+    values.iter().map(shared).collect()
+}
+
 fn stat_of((version, object): &(Version, Model)) -> Stat {
     let (version, size) = (*version, object.data.len() as u64);
     Stat { version, size, modified: MODIFIED, is_partial: object.is_partial }
@@ -216,7 +223,7 @@ pub fn listed(models: &Models, with_data: bool) -> BTreeMap<Vec<u8>, Listed> {
     let of = |(name, found): (&Name, &(Version, Model))| {
         let data = &found.1.data;
         let is_told = with_data && data.len() as u64 <= INLINE_SIZE_MAX;
-        let data = is_told.then(|| data.clone());
+        let data = is_told.then(|| data.clone().into());
         (name.bytes().to_vec(), Listed { stat: stat_of(found), data })
     };
     models.iter().map(of).collect()
@@ -241,10 +248,10 @@ pub fn is_answer(read: &Read, answer: &ReadAnswer, models: &Models) -> bool {
             values.iter().map(Option::as_ref).eq(expected.map(|field| object.field(field)))
         }
         (Read::Attributes { listing, .. }, ReadAnswer::Fields(page)) => {
-            is_page(page, &object.attributes, listing)
+            is_page(page, &shared(&object.attributes), listing)
         }
         (Read::Records { listing, .. }, ReadAnswer::Fields(page)) => {
-            is_page(page, &object.records, listing)
+            is_page(page, &shared(&object.records), listing)
         }
         (Read::List { listing, with_data, .. }, ReadAnswer::List(page)) => {
             is_page(page, &listed(models, *with_data), listing)

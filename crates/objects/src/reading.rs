@@ -17,6 +17,7 @@
 use std::collections::BTreeSet;
 
 use base::{UNIT_SIZE, Version};
+use bytes::Bytes;
 use format::disk::BlockKey;
 use format::engine::{Answer, Query, Records};
 
@@ -71,7 +72,7 @@ pub struct Reading {
 enum Part {
     Head(HeadPart),
     Values(ValuesPart),
-    Fields(Paging<Vec<u8>>),
+    Fields(Paging<Bytes>),
     List(Paging<Listed>),
 }
 
@@ -225,7 +226,9 @@ impl Part {
             Part::Head(HeadPart { name: name.clone(), range, stage: HeadStage::Head })
         };
         let fields = |listing: &Listing, prefix| {
-            Part::Fields(Paging::new(listing.clone(), [prefix], |value| Some(Some(value.to_vec()))))
+            Part::Fields(Paging::new(listing.clone(), [prefix], true, |value| {
+                Some(Some(value.clone()))
+            }))
         };
         match read {
             Read::Stat { name } => head(name, None),
@@ -245,7 +248,7 @@ impl Part {
             Read::List { shards, listing, with_data } => {
                 let decode = if *with_data { listed_with_data } else { listed };
                 let prefixes = shards.iter().map(|shard| heads_prefix(*shard));
-                Part::List(Paging::new(listing.clone(), prefixes, decode))
+                Part::List(Paging::new(listing.clone(), prefixes, *with_data, decode))
             }
         }
     }
@@ -424,14 +427,14 @@ fn key(shape: PoolShape, name: &Name, kind: Kind) -> Vec<u8> {
 
 /// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone. The outer one:
 /// the bytes are no head.
-fn listed(value: &[u8]) -> Option<Option<Listed>> {
-    Head::decode(value).map(|head| head.stat().map(|stat| Listed { stat, data: None }))
+fn listed(value: &Bytes) -> Option<Option<Listed>> {
+    Head::borrowed(value).map(|head| head.stat().map(|stat| Listed { stat, data: None }))
 }
 
-fn listed_with_data(value: &[u8]) -> Option<Option<Listed>> {
-    let head = Head::decode(value)?;
+fn listed_with_data(value: &Bytes) -> Option<Option<Listed>> {
+    let head = Head::borrowed(value)?;
     let data = |content| match content {
-        HeadContent::Inline(data) => Some(data),
+        HeadContent::Inline(data) => Some(value.slice_ref(data)),
         HeadContent::Tombstone | HeadContent::Blocks { .. } => None,
     };
     Some(head.stat().map(|stat| Listed { stat, data: data(head.content) }))

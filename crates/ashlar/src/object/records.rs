@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use client::Config;
 use client::block_on;
 use client::objects::{
-    Field, Listing, Name, ObjectChange, ObjectError, Page, PageEntry, StepResult,
+    Bytes, Field, Listing, Name, ObjectChange, ObjectError, Page, PageEntry, StepResult,
 };
 use cluster::message::Failure;
 use serde_json::json;
@@ -61,7 +61,7 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
 }
 
 /// Prints attributes or records, of which `pages` reads a page.
-pub fn print_fields<Read: Future<Output = Result<Page<Vec<u8>>, ObjectError>>>(
+pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
     name: &Name,
     mut listing: Listing,
     limit: Option<u64>,

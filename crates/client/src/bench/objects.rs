@@ -297,7 +297,8 @@ async fn timed(
             for entry in &page.entries {
                 let crate::objects::PageEntry::Key(key, listed) = entry else { continue };
                 done.records += 1;
-                done.bytes += (key.len() + listed.data.as_ref().map_or(0, Vec::len)) as u64;
+                done.bytes +=
+                    (key.len() + listed.data.as_ref().map_or(0, |data| data.len())) as u64;
             }
             let rest = page.next.map(|from| Work::Page(Listing { from, ..listing }));
             (done, elapsed, rest)

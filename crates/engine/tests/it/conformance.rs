@@ -392,8 +392,8 @@ fn a_damaged_record_fails_its_own_reads_only<E: Engine>() {
     }
     match client.scan(1, scan(b"", Some(b"family1-060"), 999, 1 << 30)) {
         Err(EngineError::Corrupt { start, end, .. }) => {
-            assert!(start.as_slice() <= b"family1-050", "{start:?}");
-            assert!(start.as_slice() > b"family1-020", "{start:?}");
+            assert!(start.as_slice() <= &b"family1-050"[..], "{start:?}");
+            assert!(start.as_slice() > &b"family1-020"[..], "{start:?}");
             assert_eq!(end, Some(b"family1-060".to_vec()));
         }
         other => panic!("{other:?}"),

@@ -5,6 +5,8 @@
 //!   ends    (end of key, end of value) of each record
 //! ```
 
+use bytes::Bytes;
+
 /// Some records, in the order of their keys.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Records {
@@ -42,6 +44,16 @@ impl Records {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|(_, end)| *end));
         starts.zip(&self.ends).map(|(start, (key_end, end))| {
             (&self.bytes[start..*key_end], &self.bytes[*key_end..*end])
+        })
+    }
+
+    /// Returns the records as pairs of key and value, which share the memory of all.
+    pub fn into_shared(self) -> impl Iterator<Item = (Bytes, Bytes)> {
+        let (bytes, mut start) = (Bytes::from(self.bytes), 0);
+        self.ends.into_iter().map(move |(key_end, end)| {
+            let pair = (bytes.slice(start..key_end), bytes.slice(key_end..end));
+            start = end;
+            pair
         })
     }
 

@@ -23,13 +23,29 @@ pub struct Payload {
 impl Payload {
     /// Creates the payload. Requires: at most [`PAYLOAD_SIZE_MAX`] bytes.
     pub fn new(bytes: &[u8], pool: &BufferPool) -> Payload {
-        assert!(bytes.len() <= PAYLOAD_SIZE_MAX as usize);
-        let length = bytes.len() as u32;
-        if bytes.is_empty() {
+        Payload::joined([bytes], pool)
+    }
+
+    /// Creates a payload of several parts, one behind the other. Requires: at most [`PAYLOAD_SIZE_MAX`]
+    /// bytes.
+    pub fn joined<'a>(
+        parts: impl IntoIterator<Item = &'a [u8], IntoIter: Clone>,
+        pool: &BufferPool,
+    ) -> Payload {
+        let parts = parts.into_iter();
+        let size = parts.clone().map(<[u8]>::len).sum::<usize>();
+        assert!(size <= PAYLOAD_SIZE_MAX as usize);
+        let length = size as u32;
+        if size == 0 {
             return Payload { length, checksums: Vec::new(), data: None };
         }
-        let mut data = pool.take_zeroed(padded(length));
-        data[..bytes.len()].copy_from_slice(bytes);
+        let mut data = pool.take(padded(length));
+        let mut end = 0;
+        for part in parts {
+            data[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        data[end..].fill(0);
         let mut checksums = Vec::new();
         checksum_units(&data, &mut checksums);
         Payload { length, checksums, data: Some(data.freeze()) }

@@ -426,7 +426,8 @@ fn list(beside: &[(u32, u32)]) -> Op {
 
 fn pages_of(outcome: Result<Outcome, Refusal>) -> (usize, Vec<u32>) {
     let Ok(Outcome::Listed { refused, pages }) = outcome else { panic!("{outcome:?}") };
-    let pages = ::objects::decode_pages(pages.bytes().expect("intact")).expect("pages");
+    let pages = ::objects::Bytes::copy_from_slice(pages.bytes().expect("intact"));
+    let pages = ::objects::decode_pages(&pages).expect("pages");
     (pages.len(), refused)
 }
 

@@ -275,7 +275,7 @@ proptest! {
             let size: usize = look.reads.iter().map(Read::answer_size_max).sum();
             let bytes = encode_answers(&answers);
             prop_assert!(bytes.len() <= 2 + size);
-            prop_assert_eq!(decode_answers(&bytes), Some(answers));
+            prop_assert_eq!(decode_answers(&bytes.into()), Some(answers));
         }
     }
 
@@ -348,7 +348,7 @@ proptest! {
             let (answers, _) = bench.read(&look, portion, &mut happens);
             let [ReadAnswer::List(page)] = &answers[..] else { panic!("{answers:?}") };
             let keys = page.entries.iter().map(|entry| match entry {
-                PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key.clone(),
+                PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key.to_vec(),
             });
             told.extend(keys);
             let Read::List { listing, .. } = &mut list else { unreachable!("a list") };
@@ -362,7 +362,7 @@ proptest! {
         let keys_of = |models: &Models| -> BTreeSet<Vec<u8>> {
             let entries = all(&listed(models, false), &whole);
             let key = |entry| match entry {
-                PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key,
+                PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key.to_vec(),
             };
             entries.into_iter().map(key).collect()
         };

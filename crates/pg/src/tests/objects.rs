@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::objects::model::{Models, is_answer, model};
 use ::objects::{
-    Assertion, Field, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Read, Shard,
-    StepResult, decode_answers, decode_results,
+    Assertion, Bytes, Field, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Read,
+    Shard, StepResult, decode_answers, decode_results,
 };
 #[cfg(feature = "planted")]
 use base::planted::{self, Bug};
@@ -216,7 +216,8 @@ fn check(world: &World) {
                 assert!(operation.objects.len() > 1);
             }
             (Kind::Look(look), Ok(Outcome::Looked { answers })) => {
-                let answers = decode_answers(answers.bytes().unwrap()).unwrap();
+                let answers =
+                    decode_answers(&Bytes::copy_from_slice(answers.bytes().unwrap())).unwrap();
                 assert_eq!(answers.len(), look.reads.len());
                 may_be(&|it| {
                     let mut pairs = look.reads.iter().zip(&answers);

@@ -267,7 +267,7 @@ impl ObjectHistory {
             }
             (_, Err(VolumeError::Ended | VolumeError::TimedOut)) => End::Unsure,
             (What::Look(look), Ok(Answer::Looked(bytes))) => {
-                let answers = decode_answers(&bytes).ok_or("answers cannot be decoded")?;
+                let answers = decode_answers(&bytes.into()).ok_or("answers cannot be decoded")?;
                 if answers.len() != look.reads.len() {
                     return Err(format!("{} answers to {look:?}", answers.len()));
                 }

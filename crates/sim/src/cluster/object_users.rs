@@ -371,7 +371,7 @@ impl World {
 fn told(result: Result<&Answer, &VolumeError>) -> String {
     match result {
         Ok(Answer::Looked(bytes)) => {
-            let text = format!("{:?}", decode_answers(bytes));
+            let text = format!("{:?}", decode_answers(&bytes.clone().into()));
             text.chars().take(400).collect()
         }
         result => format!("{result:?}"),
