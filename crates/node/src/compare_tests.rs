@@ -5,27 +5,33 @@ use std::collections::{BTreeMap, VecDeque};
 use base::checksum::checksum_units;
 use base::hash::stripe_hash;
 use base::{
-    BlockSize, BufferPool, ClusterId, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId,
+    BlockSize, BufferPool, ClusterId, Epoch, ImageId, Incarnation, Lsn, MapRevision, OsdId, PgId,
     PoolId, Scheme, StripeIndex, Time, UNIT_SIZE, Version,
 };
 use blockstore::{
-    BlockKey, CommitMode, CreateOptions, Effect, Event, NoteKey, Request, RequestId,
-    STORE_SIZE_MIN, Settings, Severity, StoppedStore, Store, StoreId,
+    Batch, BlockKey, CommitMode, CreateOptions, Effect, EngineFound, Event, NoteKey, ReadEngine,
+    Request, RequestId, STORE_SIZE_MIN, Settings, Severity, StoppedStore, Store, StoreId,
 };
 use cluster::map::{FailureDomain, Pool, PoolKind};
+use format::disk::EngineId;
 use format::door::{DiskEffect, DiskEvent};
+use format::engine::{Change, Compression, EngineEffect, EngineEvent, FamilyFound, Identity};
 use format::wire::{Member, PgEntry};
+use objects::{Key, Kind, Name, Shard};
 use pg::Record;
 
 use crate::notes::{ClusterNote, PoolNote};
+use crate::tests::check::Files;
 use crate::{Comparison, compare};
 
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 const SECTOR: u64 = 512;
 
-/// A running store in memory.
+/// A running store in memory. Its engine says that it does what it is asked for; all of that is in the journal, too.
 struct Osd {
     sectors: BTreeMap<u64, Vec<u8>>,
+    /// What the engine has in its files, if there is one.
+    files: Option<Files>,
     store: Store,
     effects: VecDeque<Effect>,
     requests: u64,
@@ -76,6 +82,23 @@ fn pool() -> Pool {
 impl Osd {
     /// Creates an OSD whose records list one pool with one PG, with the members `acting`.
     fn new(number: u32, acting: &[u32]) -> Osd {
+        Osd::of(pool(), number, acting)
+    }
+
+    fn of(pool: Pool, number: u32, acting: &[u32]) -> Osd {
+        let files = pool.has_objects().then(|| {
+            let identity = Identity { engine: 7, store: u128::from(number) };
+            let family = FamilyFound {
+                family: pool.id,
+                compression: Compression::None,
+                lsn: Lsn::ZERO,
+                is_damaged: false,
+            };
+            Files { found: EngineFound { identity, families: vec![family] }, records: Vec::new() }
+        });
+        // The journal has the creation of the family.
+        let found = files.as_ref().map(|files| files.found.identity);
+        let found = found.map(|identity| EngineFound { identity, families: Vec::new() });
         let options = CreateOptions {
             cluster: ClusterId::new(7),
             osd: osd(number),
@@ -83,7 +106,7 @@ impl Osd {
             size: STORE_SIZE_MIN,
             sector_size: 4096,
             commit: CommitMode::Immediate,
-            engine: None,
+            engine: files.as_ref().and_then(|files| EngineId::new(files.found.identity.engine)),
         };
         let mut sectors = BTreeMap::new();
         for (offset, bytes) in blockstore::create(&options).unwrap().images {
@@ -91,11 +114,15 @@ impl Osd {
         }
         let mut effects = Vec::new();
         let pool_of_buffers = BufferPool::default();
-        let store = Store::open(Settings::default(), pool_of_buffers, STORE_SIZE_MIN, &mut effects);
-        let mut osd = Osd { sectors, store, effects: effects.into(), requests: 0 };
+        let engine = (STORE_SIZE_MIN, found);
+        let store = Store::open_with(Settings::default(), pool_of_buffers, engine, &mut effects);
+        let mut osd = Osd { sectors, files, store, effects: effects.into(), requests: 0 };
         assert!(matches!(osd.run(), Some(Effect::Opened)));
-        osd.note_cluster(vec![pool()]);
+        osd.note_cluster(vec![pool]);
         osd.note_record(acting);
+        if osd.files.is_some() {
+            osd.ask(Request::Family { pool: PG.pool, compression: Some(Compression::None) });
+        }
         osd
     }
 
@@ -119,7 +146,16 @@ impl Osd {
 
     fn run(&mut self) -> Option<Effect> {
         while let Some(effect) = self.effects.pop_front() {
-            let Effect::Disk(effect) = effect else { return Some(effect) };
+            let effect = match effect {
+                Effect::Disk(effect) => effect,
+                Effect::Engine(
+                    EngineEffect::Create { op, .. } | EngineEffect::Write { op, .. },
+                ) => {
+                    self.apply(Event::Engine(EngineEvent::Done { op, result: Ok(()) }));
+                    continue;
+                }
+                effect => return Some(effect),
+            };
             let event = match effect {
                 DiskEffect::Read { op, offset, mut buffer } => {
                     read(&self.sectors, offset, &mut buffer);
@@ -171,12 +207,32 @@ impl Osd {
         });
     }
 
+    /// Puts a record of an object.
+    fn put(&mut self, counter: u64, key: u8, value: u8) {
+        self.ask(Request::Batch(Batch {
+            pg: PG,
+            block_size: BlockSize::DEFAULT,
+            after: Version { counter: counter - 1, ..version(counter) },
+            version: version(counter),
+            records: vec![Change::Put { key: record(key), value: vec![value; 5] }],
+            blocks: Vec::new(),
+            note: None,
+        }));
+    }
+
     fn delete(&mut self, stripe: u32, counter: u64) {
         self.ask(Request::Delete { pg: PG, key: key(stripe), version: version(counter) });
     }
 }
 
+/// Returns the key of a record of an object in shard 1.
+fn record(key: u8) -> Vec<u8> {
+    let name = Name::new(b"object").unwrap();
+    Key { shard: Shard::new(1), kind: Kind::Record { name, key: vec![key] } }.encode()
+}
+
 fn compared(osds: &[&Osd]) -> Comparison {
+    let mut files: Vec<Option<Files>> = osds.iter().map(|osd| osd.files.clone()).collect();
     let mut readers: Vec<_> = osds
         .iter()
         .map(|osd| {
@@ -186,9 +242,11 @@ fn compared(osds: &[&Osd]) -> Comparison {
             }
         })
         .collect();
-    let open = |reader| StoppedStore::open(reader, STORE_SIZE_MIN).unwrap();
-    let mut stores: Vec<StoppedStore<'_>> =
-        readers.iter_mut().map(|reader| open(reader as blockstore::ReadDevice<'_>)).collect();
+    let mut stores: Vec<StoppedStore<'_>> = Vec::new();
+    for (reader, files) in readers.iter_mut().zip(&mut files) {
+        let engine = files.as_mut().map(|files| files as &mut dyn ReadEngine);
+        stores.push(StoppedStore::open_with(reader, STORE_SIZE_MIN, engine).unwrap());
+    }
     compare(&mut stores, &mut |done, total| assert!(done <= total))
 }
 
@@ -200,6 +258,19 @@ fn twins() -> (Osd, Osd) {
         osd.write(1, 2, 0x22);
         osd.delete(1, 3);
         osd.write(2, 4, 0x33);
+        osd
+    };
+    (make(1), make(2))
+}
+
+/// Returns two members of a pool of objects with the same records.
+fn twins_of_objects() -> (Osd, Osd) {
+    let make = |number| {
+        let kind = PoolKind::Object { shards: 4, compression: Compression::None };
+        let mut osd = Osd::of(Pool { kind, ..pool() }, number, &[1, 2]);
+        osd.files.as_mut().unwrap().records = vec![(record(5), vec![9])];
+        osd.put(1, 1, 0x11);
+        osd.put(2, 2, 0x22);
         osd
     };
     (make(1), make(2))
@@ -221,6 +292,42 @@ fn copies_that_are_the_same_are_clean() {
     assert_eq!(found.findings, []);
     assert_eq!((found.pgs, found.blocks), (1, 2));
     assert_eq!(found.bytes, 2 * BlockSize::DEFAULT.bytes());
+}
+
+#[test]
+fn records_that_are_the_same_are_clean_and_others_an_error() {
+    let (one, mut other) = twins_of_objects();
+    let found = compared(&[&one, &other]);
+    assert_eq!((found.findings, found.records), (vec![], 3));
+    let is_found = |other: &Osd, records: &str| {
+        let found = compared(&[&one, other]);
+        says(
+            &found,
+            Severity::Error,
+            &["osd.1 and osd.2", "different records of shard 1", records],
+        );
+        assert_eq!(found.records, 0);
+    };
+    let files = |other: &mut Osd, records| other.files.as_mut().unwrap().records = records;
+    files(&mut other, vec![]);
+    is_found(&other, "3 and 2");
+    files(&mut other, vec![(record(5), vec![8])]);
+    is_found(&other, "3 and 3");
+    files(&mut other, vec![(record(6), vec![9])]);
+    is_found(&other, "3 and 3");
+    // What a member keeps for itself may differ.
+    let log = ::objects::keys::log_range(Shard::new(1), Version::ZERO).0;
+    files(&mut other, vec![(record(5), vec![9]), (log, vec![1])]);
+    assert_eq!(compared(&[&one, &other]).findings, []);
+}
+
+#[test]
+fn records_of_members_with_different_versions_are_not_compared() {
+    let (mut one, other) = twins_of_objects();
+    one.put(3, 3, 0x33);
+    let found = compared(&[&one, &other]);
+    says(&found, Severity::Warning, &["different versions", "not compared"]);
+    assert_eq!(found.records, 0);
 }
 
 #[test]

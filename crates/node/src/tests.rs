@@ -1,6 +1,6 @@
 //! Tests of one node by scripts: events of a monitor, clients and the disk, and the node's replies.
 
-mod check;
+pub(crate) mod check;
 pub mod cluster_rig;
 mod direct;
 mod hung_disk;

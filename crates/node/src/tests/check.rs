@@ -11,9 +11,10 @@ use super::*;
 use crate::check_objects::check_objects;
 
 /// What an engine has in its files.
-struct Files {
-    found: EngineFound,
-    records: Vec<(Vec<u8>, Vec<u8>)>,
+#[derive(Clone)]
+pub(crate) struct Files {
+    pub found: EngineFound,
+    pub records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl ReadEngine for Files {
@@ -26,7 +27,7 @@ impl ReadEngine for Files {
         family: PoolId,
         on_record: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<(), String> {
-        assert_eq!(family, POOL);
+        assert_eq!(family, self.found.families[0].family);
         self.records.iter().for_each(|(key, value)| on_record(key, value));
         Ok(())
     }
