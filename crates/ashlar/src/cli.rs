@@ -114,6 +114,9 @@ pub enum Command {
     Check {
         /// Paths of stopped OSDs, as given to `osd create`; list all OSDs that share placement groups
         paths: Vec<PathBuf>,
+        /// Directory with the records of objects of one of these OSDs, as given to `osd run`; may be repeated
+        #[arg(long, value_name = "DIR", requires = "paths")]
+        objects: Vec<PathBuf>,
     },
     /// Measure the performance of a volume or a disk
     #[command(subcommand, after_help = "Example:\n  ashlar bench volume disk1")]

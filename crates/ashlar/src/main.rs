@@ -117,8 +117,10 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
         Command::State(command) => admin::state(&config(cluster)?, command, format),
         Command::Status { watch: false } => status::status(&config(cluster)?, format),
         Command::Status { watch: true } => status::watch(&config(cluster)?, format),
-        Command::Check { paths } if paths.is_empty() => status::check(&config(cluster)?, format),
-        Command::Check { paths } => osd::compare(&paths, format),
+        Command::Check { paths, .. } if paths.is_empty() => {
+            status::check(&config(cluster)?, format)
+        }
+        Command::Check { paths, objects } => osd::compare(&paths, &objects, format),
         Command::Bench(command) => bench::run(cluster, command, format),
     }
 }

@@ -603,6 +603,13 @@ impl Pending {
                     None => end.is_none_or(|end| key < end),
                 }
         };
+        let is_met = |from: &[u8], behind: &[u8]| {
+            let is_before_end = match last {
+                Some(last) => from <= last,
+                None => end.is_none_or(|end| from < end),
+            };
+            from < behind && start < behind && is_before_end
+        };
         // What is pending of each key, and the ranges that were deleted before it.
         let mut pending: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
         let mut deleted: Vec<(&[u8], &[u8])> = Vec::new();
@@ -614,7 +621,7 @@ impl Pending {
                 }
                 Change::Delete { key } if is_within(key) => _ = pending.insert(key, None),
                 Change::Put { .. } | Change::Delete { .. } => {}
-                Change::DeleteRange { start, end } if start < end => {
+                Change::DeleteRange { start, end } if is_met(start, end) => {
                     let gone = pending.range_mut(&start[..]..&end[..]);
                     gone.for_each(|(_, value)| *value = None);
                     deleted.push((start, end));
@@ -790,8 +797,14 @@ mod tests {
             (self.0 >> 33) % end
         }
 
+        /// Returns a key of some shard: several begin with the same 8 bytes, or are shorter.
         fn key(&mut self) -> Vec<u8> {
-            vec![b'a' + self.below(KEY_COUNT) as u8]
+            let (shard, rest) = (self.below(3) as u8, self.below(KEY_COUNT) as usize);
+            let all = [&[0, shard, 0x10], &b"object\0\0"[..]].concat();
+            match rest {
+                0..4 => all[..3 + rest * 2].to_vec(),
+                _ => [&all[..], &[rest as u8]].concat(),
+            }
         }
     }
 
@@ -813,8 +826,9 @@ mod tests {
         match numbers.below(5) {
             0 => Change::Delete { key },
             1 => {
-                let end = vec![key[0] + 1 + numbers.below(4) as u8];
-                Change::DeleteRange { start: key, end }
+                let other = numbers.key();
+                let (start, end) = if key < other { (key, other) } else { (other, key) };
+                Change::DeleteRange { start, end }
             }
             _ => Change::Put { key, value: value.to_le_bytes().to_vec() },
         }

@@ -182,7 +182,7 @@ impl<V: PageValue> Lister<V> {
             match common {
                 Some(common) => {
                     let next = behind(common);
-                    self.page.entries.push(PageEntry::CommonPrefix(key.slice_ref(common)));
+                    self.page.entries.push(PageEntry::CommonPrefix(Bytes::copy_from_slice(common)));
                     match next {
                         Some(next) => self.go_to(next),
                         None => self.is_done = true,

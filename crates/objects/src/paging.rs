@@ -111,7 +111,8 @@ impl<V: PageValue> Paging<V> {
         self.ranges.iter().filter_map(query).collect()
     }
 
-    /// Takes the answers to [`Paging::queries`]: records, and whether there are more.
+    /// Takes the answers to [`Paging::queries`]: records, and whether there are more. After an error it
+    /// cannot go on.
     pub fn supply(
         &mut self,
         answers: impl IntoIterator<Item = (Records, bool)>,
@@ -126,7 +127,10 @@ impl<V: PageValue> Paging<V> {
             let had_none = range.ahead.is_empty();
             for (key, value) in records.into_shared() {
                 let value = (self.decode)(&value).ok_or_else(|| BadRecord { key: key.to_vec() })?;
-                range.ahead.push_back((key.slice(range.prefix.len()..), value));
+                let key = key.slice(range.prefix.len()..);
+                // Else few bytes of a key would hold the memory of all that was read.
+                let key = if self.tells_all { key } else { Bytes::copy_from_slice(&key) };
+                range.ahead.push_back((key, value));
             }
             let front = range.ahead.front().filter(|_| had_none);
             self.fronts.extend(front.map(|(key, _)| Reverse((key.clone(), index))));

@@ -3,6 +3,7 @@
 //! The superblock of the store says whether there is one. An engine that it does not name, but that names this
 //! store, was being added when the process ended: the store takes it now.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -75,6 +76,31 @@ pub fn open(
             opened.or_else(|error| without(cannot_add(&error)))
         }
     }
+}
+
+/// Returns these directories of engines by the stores to which they belong.
+pub fn by_stores(directories: &[PathBuf]) -> Result<BTreeMap<StoreId, &Path>, Failure> {
+    let mut by_stores = BTreeMap::new();
+    for directory in directories {
+        let found = Rocks::identity(directory).map_err(|error| {
+            let message = format!("{}: {error}", directory.display());
+            failure("engine", message, "check the path and its permissions")
+        })?;
+        let Some(identity) = found else {
+            let message = format!("{} has no records of objects", directory.display());
+            return Err(failure(
+                "engine",
+                message,
+                "name the directory given to `ashlar osd run --objects`",
+            ));
+        };
+        if by_stores.insert(StoreId::new(identity.store), directory.as_path()).is_some() {
+            let message =
+                format!("{} and another directory belong to one OSD", directory.display());
+            return Err(failure("invalid", message, "name one of them"));
+        }
+    }
+    Ok(by_stores)
 }
 
 /// An engine that is only read, for checks.

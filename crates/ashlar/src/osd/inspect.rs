@@ -106,16 +106,21 @@ pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), 
     Ok(())
 }
 
-/// Runs `ashlar check PATH...`.
-pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
+/// Runs `ashlar check PATH... [--objects DIR]...`.
+pub fn compare(paths: &[PathBuf], objects: &[PathBuf], format: Format) -> Result<(), Failure> {
+    let mut named = engine::by_stores(objects)?;
     let (mut files, mut engines) = (Vec::new(), Vec::new());
     for path in paths {
         let blocks = blocks_of(path);
         // Hold the lock until the end, so that the OSD cannot start meanwhile.
         files.push(open_blocks(&blocks, true)?);
-        let mut engine = engine_of(path, None)?;
+        let mut engine = engine_of(path, named.remove(&superblock_of(&blocks)?.store))?;
         inspect_file(&blocks, false, engine.as_mut())?;
         engines.push(engine);
+    }
+    if let Some((_, directory)) = named.first_key_value() {
+        let message = format!("{} has records of an OSD that is not listed", directory.display());
+        return Err(failure("invalid", message, "list the path of its OSD, too"));
     }
     let mut readers: Vec<_> = files.iter().map(|(file, _)| reader_of(file)).collect();
     let mut stores = Vec::new();

@@ -156,7 +156,25 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     cluster.wait_osd(id, true);
     cluster.wait_active();
     assert!(place.join("engine").exists());
+    cluster.run(&["kv", "put", "key", "value"]);
     stop(&mut daemon);
+    // A check finds the records where they were named, whichever OSD they are of.
+    let named = place.to_str().expect("UTF-8");
+    fn check<'a>(device: &'a LoopDevice, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["check", device.path.as_str()], arguments].concat()
+    }
+    let report = cluster.json(&check(&device, &["--objects", named]));
+    assert_eq!((&report["clean"], report["records"].as_u64()), (&json!(true), Some(2)), "{report}");
+    let error = cluster.refused(&check(&device, &[]), "engine");
+    assert!(error["hint"].to_string().contains("--objects DIR"), "{error}");
+    cluster.refused(&check(&device, &["--objects", "/tmp"]), "engine");
+    cluster.refused(&check(&device, &["--objects", named, "--objects", named]), "invalid");
+    let others = cluster.path().join("osd.1/objects");
+    let error = cluster.refused(
+        &check(&device, &["--objects", named, "--objects", others.to_str().expect("UTF-8")]),
+        "invalid",
+    );
+    assert!(message(&error).contains("not listed"), "{error}");
     let error = cluster.refused(&["osd", "run", &device.path], "engine");
     assert!(message(&error).contains("needs its engine"), "{error}");
 }
@@ -219,8 +237,8 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     let takes = |key: &str, value: &str| {
         cluster.command(&["kv", "put", key, value]).output().expect("it runs").status.success()
     };
-    // Some PGs are led by this OSD, some by the other one, which hears of it when its leases are renewed: later,
-    // or earlier, than the monitor.
+    // Some PGs are led by this OSD, some by the other one, which hears of it when its leases are renewed:
+    // later, or earlier, than the monitor.
     small.take(160 << 20);
     wait_for("little space", || has("engine_low"));
     for key in &keys[..20] {
