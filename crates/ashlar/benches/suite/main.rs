@@ -46,8 +46,10 @@ fn main() {
     std::fs::create_dir_all(&dir).expect("the directory is writable");
     let cleanup = Cleanup(dir.clone());
     println!("one core, files in {}, medians of {rounds} rounds\n", base.display());
-    if std::env::var("TABLES").is_ok_and(|tables| tables == "objects") {
-        return objects_tables(&dir, rounds);
+    match std::env::var("TABLES").as_deref() {
+        Ok("objects") => return objects_tables(&dir, rounds),
+        Ok("compressions") => return compressions_of_many(&dir),
+        _ => {}
     }
     store_table(&dir, rounds);
     println!("{RATIO}\n");
@@ -73,11 +75,22 @@ fn objects_tables(dir: &Path, rounds: usize) {
     let one = Cluster::up(dir, "1");
     one.add_engines();
     objects::objects_table(&one, "one copy, one OSD", "1", &records, rounds);
-    objects::compressions_table(&one, &records);
+    objects::compressions_table(&one, &records, &records);
     drop(one);
     let three = Cluster::up(dir, "3");
     three.add_engines();
     objects::objects_table(&three, "two copies, three OSDs", "2", &records, rounds);
+}
+
+/// Prints the table of compressions with so many records that most are not in memory.
+fn compressions_of_many(dir: &Path) {
+    let number = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_string());
+    pin_to_cores(2);
+    let one = Cluster::up(dir, "1");
+    one.add_engines();
+    let (records, of_common) =
+        (number("RECORDS", "1000000"), number("RECORDS_OF_COMMON", "10000000"));
+    objects::compressions_table(&one, &records, &of_common);
 }
 
 /// Removes the files when dropped, also after a panic.

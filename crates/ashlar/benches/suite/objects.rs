@@ -11,6 +11,7 @@ use super::{ASHLAR, Cluster, SECONDS, done, json, median, number, p50};
 
 const COMPRESSIONS: [&str; 8] =
     ["none", "snappy", "lz4", "lz4hc", "zstd", "zlib", "zlib-best", "bzip2"];
+const COMMON_COMPRESSIONS: [&str; 2] = ["lz4", "zstd"];
 /// The compression of a pool for which none was chosen.
 const DEFAULT_COMPRESSION: &str = "lz4";
 /// The pool by which the OSDs get their engines. They restart for that, and a pool that is created meanwhile
@@ -105,15 +106,17 @@ pub fn objects_table(cluster: &Cluster, title: &str, copies: &str, records: &str
 }
 
 /// Prints the table of compressions: of a pool with one copy, and the size that the engine alone takes on
-/// disk.
-pub fn compressions_table(cluster: &Cluster, records: &str) {
+/// disk. `records_of_common`: the number of records of those that are chosen most.
+pub fn compressions_table(cluster: &Cluster, records: &str, records_of_common: &str) {
     let dir = cluster.dir.parent().expect("ours");
     println!(
-        "| compression | writes/s | random reads/s | scan MB/s | engine alone: writes/s | reads/s | \
+        "| compression | records | writes/s | random reads/s | scan MB/s | engine alone: writes/s | reads/s | \
          scan MB/s | on disk, part of the data |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for compression in COMPRESSIONS {
+        let is_common = COMMON_COMPRESSIONS.contains(&compression);
+        let records = if is_common { records_of_common } else { records };
         cluster.create_objects(compression, "1", compression);
         let kv = |options: &[&str]| cluster.kv(compression, records, options);
         let fill = kv(&["--op", "fill", "--batch", "100", "--depth", "4"]);
@@ -123,7 +126,7 @@ pub fn compressions_table(cluster: &Cluster, records: &str) {
         let rate = |run: &Value| number(&run["records_per_second"]);
         let speed = |run: &Value| number(&run["bytes_per_second"]) / 1e6;
         println!(
-            "| {compression} | {:.0} | {:.0} | {:.1} | {:.0} | {:.0} | {:.1} | {:.3} |",
+            "| {compression} | {records} | {:.0} | {:.0} | {:.1} | {:.0} | {:.0} | {:.1} | {:.3} |",
             rate(&fill),
             rate(&get),
             speed(&scan),
@@ -132,6 +135,7 @@ pub fn compressions_table(cluster: &Cluster, records: &str) {
             speed(&engine["scan"]),
             number(&engine["disk_bytes"]) / number(&engine["fill"]["bytes"]),
         );
+        done(&mut cluster.command(&["pool", "rm", compression, "--yes"]));
     }
     println!();
 }
