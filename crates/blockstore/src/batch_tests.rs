@@ -116,7 +116,8 @@ fn all() -> Query {
 }
 
 fn read(bench: &mut Bench, query: Query) -> (RequestId, EngineOp) {
-    let request = Request::Records { pg: PG, queries: vec![query], from_memory: false };
+    let request =
+        Request::Records { pg: PG, queries: vec![query], from_memory: false, caches: true };
     let id = bench.ask(request);
     match bench.engine_effects.pop() {
         Some(EngineEffect::Read { op, .. }) => (id, op),
@@ -717,7 +718,7 @@ fn batches_come_in_the_order_of_their_pg() {
     assert_eq!(bench.done(batch(4, 5, wrong)), Err(StoreError::Corrupted));
     let other = PgId { pool: PoolId::new(2).expect("in range"), number: 0 };
     let queries = vec![all()];
-    let request = Request::Records { pg: other, queries, from_memory: false };
+    let request = Request::Records { pg: other, queries, from_memory: false, caches: true };
     assert_eq!(bench.done(request), Err(StoreError::NoFamily));
 }
 
@@ -753,7 +754,7 @@ fn a_failed_engine_stops_the_store() {
 /// Asks for the values of keys. Returns the engine's request, if there is one, and which keys it has.
 fn get(bench: &mut Bench, keys: &[&[u8]]) -> (RequestId, Option<(EngineOp, usize)>) {
     let queries = keys.iter().map(|key| Query::Get { key: key.to_vec() }).collect();
-    let id = bench.ask(Request::Records { pg: PG, queries, from_memory: true });
+    let id = bench.ask(Request::Records { pg: PG, queries, from_memory: true, caches: true });
     match bench.engine_effects.pop() {
         Some(EngineEffect::Read { op, queries, .. }) => (id, Some((op, queries.len()))),
         other => {

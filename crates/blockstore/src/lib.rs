@@ -443,6 +443,9 @@ pub enum Request {
         queries: Vec<Query>,
         /// Whether only memory is looked at ([`StoreError::WouldBlock`]).
         from_memory: bool,
+        /// Whether values that the engine is asked for stay in the cache of values, which is for clients'
+        /// reads.
+        caches: bool,
     },
     /// Make all earlier requests durable.
     Sync,

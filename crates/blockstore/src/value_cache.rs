@@ -1,4 +1,5 @@
-//! The cache of values: what point lookups of the engine found, absent keys too, in the memory that it may take.
+//! The cache of values: what clients' reads found by point lookups of the engine, absent keys too, in the memory that
+//! it may take. Changes of objects look into it, and leave it as it is.
 //!
 //! Which values stay is decided by S3-FIFO (Yang et al., *FIFO queues are all you need for cache eviction*, SOSP
 //! 2023): most values are asked for once, so a value must be asked for again before it can displace others. A hit
@@ -117,11 +118,14 @@ impl ValueCache {
     }
 
     /// Returns the value of a key. The inner `None`: the key is absent; the outer one: it is not known.
-    pub fn value(&mut self, family: PoolId, key: &[u8]) -> Option<Option<&Vec<u8>>> {
+    /// `counts`: whether this tells what should stay.
+    pub fn value(&mut self, family: PoolId, key: &[u8], counts: bool) -> Option<Option<&Vec<u8>>> {
         let place = *self.families.get(&family)?.get(key)?;
         let entry = self.places[place].as_mut()?.entry.as_mut()?;
-        entry.asked = ASKED_MAX.min(entry.asked + 1);
-        self.hit_count += 1;
+        if counts {
+            entry.asked = ASKED_MAX.min(entry.asked + 1);
+            self.hit_count += 1;
+        }
         Some(entry.value.as_ref())
     }
 
@@ -372,7 +376,7 @@ mod tests {
                     }
                     _ => {
                         let there = content.get(&(family, key.clone()));
-                        match cache.value(family, &key) {
+                        match cache.value(family, &key, true) {
                             Some(known) => {
                                 assert_eq!(known, there, "seed {seed}, step {step}");
                                 hits += 1;
@@ -398,7 +402,7 @@ mod tests {
         let mut cache = ValueCache::new(64 << 10);
         let ask = |cache: &mut ValueCache, number: u32| {
             let key = number.to_le_bytes();
-            let is_known = cache.value(family, &key).is_some();
+            let is_known = cache.value(family, &key, true).is_some();
             if !is_known {
                 cache.fill(family, &key, Some(&value));
             }
@@ -428,7 +432,7 @@ mod tests {
     fn a_cache_of_no_size_keeps_nothing() {
         let mut cache = ValueCache::new(0);
         cache.fill(PoolId::FIRST, b"key", None);
-        assert_eq!(cache.value(PoolId::FIRST, b"key"), None);
+        assert_eq!(cache.value(PoolId::FIRST, b"key", true), None);
         assert_eq!(cache.figures().miss_count, 1);
     }
 }

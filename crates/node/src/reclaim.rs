@@ -476,7 +476,7 @@ impl Holdings<'_> {
     fn key_look(self, target: Target) -> Vec<StoreRequest> {
         let look = |(pg, (start, end), _): (PgId, (Vec<u8>, Vec<u8>), BlockSize)| {
             let queries = vec![Query::Scan { start, end: Some(end), count_max: 1, size_max: 1 }];
-            StoreRequest::Records { pg, queries, from_memory: false }
+            StoreRequest::Records { pg, queries, from_memory: false, caches: false }
         };
         self.keys_of(target).map(look).into_iter().collect()
     }

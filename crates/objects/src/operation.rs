@@ -362,11 +362,14 @@ impl Operation {
         })
     }
 
-    /// Whether the operation is one put of data that needs no blocks, with no assertion.
+    /// Whether all that the operation does with each of its objects is one put of data that needs no blocks,
+    /// with no assertion.
     pub fn is_blind_put(&self) -> bool {
-        let [ObjectSteps { assertions, changes, .. }] = &self.objects[..] else { return false };
-        let [ObjectChange::Put(bytes)] = &changes[..] else { return false };
-        assertions.is_empty() && bytes.len() as u64 <= INLINE_SIZE_MAX
+        let is_put = |changes: &[ObjectChange]| match changes {
+            [ObjectChange::Put(bytes)] => bytes.len() as u64 <= INLINE_SIZE_MAX,
+            _ => false,
+        };
+        self.objects.iter().all(|steps| steps.assertions.is_empty() && is_put(&steps.changes))
     }
 }
 

@@ -8,8 +8,7 @@
 //!
 //! Invariants
 //!   1. Operations on one object have their turns in the order in which they came.
-//!   2. While a turn is in flight, no other one of its objects is, except that blind puts of one object may
-//!      follow each other.
+//!   2. While a turn is in flight, no other one of its objects is, except that blind puts may follow each other.
 //!   3. An operation on several objects takes its place in the queues of all of them at once, so no two wait for
 //!      each other.
 //!   4. A turn with several operations is of one object, and each of them changes that object alone.
@@ -38,8 +37,9 @@ pub struct Turn {
 /// What an operation concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Footprint {
-    /// A blind put of this object: nothing is read, so it may follow other ones that are in flight.
-    BlindPut(Name),
+    /// A blind put of these objects, one at least: nothing is read, so it may follow other ones that are in
+    /// flight.
+    BlindPut(BTreeSet<Name>),
     /// Changes of these objects, one at least.
     Changes(BTreeSet<Name>),
     /// A read of these objects, one at least, that changes have overtaken too often.
@@ -48,18 +48,15 @@ pub enum Footprint {
 
 impl Footprint {
     fn names(&self) -> impl Iterator<Item = &Name> {
-        let (one, several) = match self {
-            Footprint::BlindPut(name) => (Some(name), None),
-            Footprint::Changes(names) | Footprint::Read(names) => (None, Some(names)),
-        };
-        one.into_iter().chain(several.into_iter().flatten())
+        let (Footprint::BlindPut(names) | Footprint::Changes(names) | Footprint::Read(names)) =
+            self;
+        names.iter()
     }
 
     /// Whether it may share a turn with other operations: it changes one object.
     fn is_shareable(&self) -> bool {
         match self {
-            Footprint::BlindPut(_) => true,
-            Footprint::Changes(names) => names.len() == 1,
+            Footprint::BlindPut(names) | Footprint::Changes(names) => names.len() == 1,
             Footprint::Read(_) => false,
         }
     }
@@ -255,7 +252,7 @@ mod tests {
     #[test]
     fn blind_puts_follow_each_other_and_queue_behind_anything_else() {
         let mut queue = Queue::new();
-        let blind = || Footprint::BlindPut(name(1));
+        let blind = || Footprint::BlindPut([name(1)].into());
         let first = queue.add(1, blind()).expect("nothing is in flight");
         let second = queue.add(2, blind()).expect("blind puts are in flight");
         assert_eq!(queue.add(3, changes(&[1])), None);
@@ -267,10 +264,25 @@ mod tests {
         assert_eq!(queue.end(both[0].id)[0].tickets, [5]);
     }
 
+    #[test]
+    fn blind_puts_of_several_objects_follow_each_other_too() {
+        let mut queue = Queue::new();
+        let blind =
+            |numbers: &[u8]| Footprint::BlindPut(numbers.iter().copied().map(name).collect());
+        let first = queue.add(1, blind(&[1, 2])).expect("nothing is in flight");
+        let second = queue.add(2, blind(&[2, 3])).expect("blind puts are in flight");
+        assert_eq!(queue.add(3, changes(&[3])), None);
+        assert_eq!(queue.add(4, blind(&[1, 3])), None);
+        let third = queue.add(5, blind(&[2])).expect("nothing else concerns it");
+        assert_eq!(queue.end(first.id), []);
+        assert_eq!(tickets(queue.end(second.id).pop()), [3]);
+        assert_eq!(queue.end(third.id), []);
+    }
+
     fn any_footprint() -> impl Strategy<Value = Footprint> {
         let several = || prop::collection::btree_set((0..4u8).prop_map(name), 1..4);
         prop_oneof![
-            (0..4u8).prop_map(|number| Footprint::BlindPut(name(number))),
+            several().prop_map(Footprint::BlindPut),
             several().prop_map(Footprint::Changes),
             several().prop_map(Footprint::Read),
         ]

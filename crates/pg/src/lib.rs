@@ -541,8 +541,8 @@ impl Pg {
                 let came = self.on_deletion_page(slot, me, (blocks, is_last), actions);
                 came.expect("the node lists what was requested");
             }
-            Call::ListNewer(NewerFor::Put { number }) => {
-                self.on_put_looked(number, &blocks, actions);
+            Call::ListNewer(NewerFor::Put { number, object }) => {
+                self.on_put_looked((number, object), &blocks, actions);
             }
             Call::ListNewer(NewerFor::Drawn { turn, first }) => {
                 self.on_drawn_looked(turn, first, &blocks, actions);

@@ -216,7 +216,8 @@ impl Pg {
 
     /// Reads records of this OSD.
     fn read_records(&mut self, call: Call, queries: Vec<Query>, actions: &mut Vec<Action>) {
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false };
+        let request =
+            StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false, caches: false };
         self.call(call, request, actions);
     }
 

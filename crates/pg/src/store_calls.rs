@@ -148,7 +148,7 @@ pub enum NewerFor {
     /// A scrub's walk.
     Scrub { walk: u32 },
     /// A put of a short object: does any block lie under its hash?
-    Put { number: u64 },
+    Put { number: u64, object: usize },
     /// A turn of operations on objects: does any block have the data id that was drawn?
     Drawn { turn: TurnId, first: BlockKey },
 }

@@ -30,6 +30,7 @@ struct OpenRead {
     /// The number of the family that is read.
     family: u64,
     from_memory: bool,
+    caches: bool,
     queries: Vec<Progress>,
 }
 
@@ -88,7 +89,7 @@ impl Store {
         id: RequestId,
         pg: PgId,
         queries: Vec<Query>,
-        from_memory: bool,
+        (from_memory, caches): (bool, bool),
         effects: &mut Vec<Effect>,
     ) {
         let family = self.pending.number(pg.pool).filter(|_| self.pending.has_family(pg.pool));
@@ -102,7 +103,7 @@ impl Store {
         let (mut progress, mut asked) = (Vec::with_capacity(queries.len()), Vec::new());
         for (index, query) in queries.into_iter().enumerate() {
             let known = match &query {
-                Query::Get { key } => self.value_cache.value(pg.pool, key),
+                Query::Get { key } => self.value_cache.value(pg.pool, key, caches),
                 Query::Scan { .. } => None,
             };
             match (known.map(Option::<&Vec<u8>>::cloned), query) {
@@ -116,7 +117,9 @@ impl Store {
                 }
             }
         }
-        reads.open.insert(number, OpenRead { id, pg, family, from_memory, queries: progress });
+        reads
+            .open
+            .insert(number, OpenRead { id, pg, family, from_memory, caches, queries: progress });
         match asked.is_empty() {
             true => self.go_on_reading(number, effects),
             false => self.ask_engine(number, asked, effects),
@@ -204,7 +207,7 @@ impl Store {
         if !rest.is_empty() {
             return self.ask_engine(number, rest, effects);
         }
-        for (query, answer) in read.queries.iter().zip(&answers) {
+        for (query, answer) in read.queries.iter().zip(&answers).filter(|_| read.caches) {
             if let (Progress::Get { key, is_cached: false, .. }, Found::Value(value)) =
                 (query, answer)
             {

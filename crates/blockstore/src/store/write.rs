@@ -180,8 +180,8 @@ impl Store {
             Request::Family { pool, compression } => {
                 return self.try_family(id, pool, compression, effects);
             }
-            Request::Records { pg, queries, from_memory } => {
-                self.begin_records(id, pg, queries, from_memory, effects);
+            Request::Records { pg, queries, from_memory, caches } => {
+                self.begin_records(id, pg, queries, (from_memory, caches), effects);
                 return None;
             }
             Request::Sync => {

@@ -156,31 +156,37 @@ impl Pg {
         let footprint = Place::Changes(names_of(&operation));
         let is_unsure = sender.again && !planted::on(Bug::RepeatExecuted);
         let is_blind = operation.is_blind_put() && !is_unsure;
-        let put = is_blind.then(|| operation.objects[0].name.clone());
         let mutation = Mutation { ticket, sender, operation, has_room, is_unsure, now };
         self.objects.mutations.insert(number, mutation);
-        match put {
-            Some(name) => {
-                let first = self.key_under(&name, ImageId::FIRST, 0);
-                self.find_block(NewerFor::Put { number }, first, actions);
-            }
-            None => self.take_place(number, footprint, actions),
+        match is_blind {
+            true => self.look_under_put(number, 0, actions),
+            false => self.take_place(number, footprint, actions),
         }
     }
 
-    /// Continues a blind put, now that it is known whether a block lies under the hash of its object.
+    /// Looks whether a block lies under the hash of an object of a blind put.
+    fn look_under_put(&mut self, number: u64, object: usize, actions: &mut Vec<Action>) {
+        let name = self.objects.mutations[&number].operation.objects[object].name.clone();
+        let first = self.key_under(&name, ImageId::FIRST, 0);
+        self.find_block(NewerFor::Put { number, object }, first, actions);
+    }
+
+    /// Continues a blind put, now that it is known whether a block lies under the hash of this object.
     pub(crate) fn on_put_looked(
         &mut self,
-        number: u64,
+        (number, object): (u64, usize),
         blocks: &[ListedBlock],
         actions: &mut Vec<Action>,
     ) {
         let Some(mutation) = self.objects.mutations.get(&number) else { return };
-        let name = mutation.operation.objects[0].name.clone();
-        let footprint = match blocks.first() {
-            Some(block) if block.key.hash == name.hash() => Place::Changes([name].into()),
-            _ => Place::BlindPut(name),
-        };
+        let objects = &mutation.operation.objects;
+        let hash = objects[object].name.hash();
+        let is_under = blocks.first().is_some_and(|block| block.key.hash == hash);
+        if !is_under && object + 1 < objects.len() {
+            return self.look_under_put(number, object + 1, actions);
+        }
+        let names = names_of(&mutation.operation);
+        let footprint = if is_under { Place::Changes(names) } else { Place::BlindPut(names) };
         self.take_place(number, footprint, actions);
     }
 
@@ -255,7 +261,7 @@ impl Pg {
                 continue;
             }
             if operation.is_blind_put() && !turn.knows_head {
-                return self.want_head(id, actions);
+                return self.want_heads(id, actions);
             }
             let name = &operation.objects[0].name;
             let mut draw = || {

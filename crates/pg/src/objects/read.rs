@@ -114,7 +114,8 @@ impl Pg {
         let Some(Need::Records(queries)) = self.objects.looks[&number].reading.needs() else {
             unreachable!("it waits for records")
         };
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory };
+        let request =
+            StoreRequest::Records { pg: self.shape.pg, queries, from_memory, caches: true };
         self.call(Call::LookRecords { number }, request, actions);
     }
 

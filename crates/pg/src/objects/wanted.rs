@@ -88,13 +88,12 @@ impl WantedKey {
 }
 
 impl Pg {
-    /// Reads the head of the object of the turn's next operation, which has only one.
-    pub(super) fn want_head(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+    /// Reads the heads of the objects of the turn's next operation.
+    pub(super) fn want_heads(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let number = self.objects.turns[&id].left.front().expect("an operation is next");
-        let operation = &self.objects.mutations[number].operation;
-        let mut wants = Wants::default();
-        wants.heads.insert(operation.objects[0].name.clone());
-        self.want(id, wants, actions);
+        let objects = &self.objects.mutations[number].operation.objects;
+        let heads = objects.iter().map(|steps| steps.name.clone()).collect();
+        self.want(id, Wants { heads, ..Wants::default() }, actions);
     }
 
     /// Looks for the repeat of the turn's next operation.
@@ -162,7 +161,8 @@ impl Pg {
         let keys = &self.wanted(turn).keys[from..];
         let queries = keys.iter().take(QUERY_COUNT_MAX);
         let queries = queries.map(|key| Query::Get { key: key.encode(shard_count) }).collect();
-        let request = StoreRequest::Records { pg: self.shape.pg, queries, from_memory };
+        let request =
+            StoreRequest::Records { pg: self.shape.pg, queries, from_memory, caches: false };
         self.call(Call::WantedRecords { turn, from }, request, actions);
     }
 

@@ -95,8 +95,9 @@ fn any_operation(random: &mut Random, known: Version) -> Operation {
         if random.below(5) == 0 {
             names.insert(any_name(random));
         }
+        let is_blind = random.below(8) == 0;
         let steps = |name| {
-            if random.below(4) == 0 {
+            if is_blind || random.below(5) == 0 {
                 // A short put with nothing else: perhaps a blind one.
                 let changes = vec![ObjectChange::Put(vec![random.below(256) as u8; 9])];
                 return ObjectSteps { name, assertions: Vec::new(), changes };

@@ -647,7 +647,10 @@ impl World {
         let least = self.store().last_version(pg);
         let asked = RecordsAsked { pg, queries: queries.clone(), from_memory, least };
         self.tally.operations.add("records read", 1);
-        self.request(Asked::Records(asked), Request::Records { pg, queries, from_memory })
+        self.request(
+            Asked::Records(asked),
+            Request::Records { pg, queries, from_memory, caches: true },
+        )
     }
 
     /// Reads all records of all PGs.
