@@ -753,8 +753,17 @@ fn a_failed_engine_stops_the_store() {
 
 /// Asks for the values of keys. Returns the engine's request, if there is one, and which keys it has.
 fn get(bench: &mut Bench, keys: &[&[u8]]) -> (RequestId, Option<(EngineOp, usize)>) {
+    get_for(bench, keys, true)
+}
+
+/// Asks for them for a client's read, or for a change.
+fn get_for(
+    bench: &mut Bench,
+    keys: &[&[u8]],
+    caches: bool,
+) -> (RequestId, Option<(EngineOp, usize)>) {
     let queries = keys.iter().map(|key| Query::Get { key: key.to_vec() }).collect();
-    let id = bench.ask(Request::Records { pg: PG, queries, from_memory: true, caches: true });
+    let id = bench.ask(Request::Records { pg: PG, queries, from_memory: true, caches });
     match bench.engine_effects.pop() {
         Some(EngineEffect::Read { op, queries, .. }) => (id, Some((op, queries.len()))),
         other => {
@@ -780,6 +789,29 @@ fn values(bench: &mut Bench, id: RequestId) -> Vec<Option<Vec<u8>>> {
         other => panic!("{other:?}"),
     };
     answers.into_iter().map(value).collect()
+}
+
+#[test]
+fn what_changes_read_is_answered_by_the_cache_and_leaves_it_as_it_is() {
+    let mut bench = open();
+    let figures = |bench: &Bench| {
+        let figures = bench.store.value_cache();
+        (figures.hit_count, figures.miss_count, figures.used_bytes > 0)
+    };
+    let (id, asked) = get_for(&mut bench, &[b"a"], false);
+    answer_values(&mut bench, asked.expect("nothing is known").0, Lsn::ZERO, &[Some(b"1")]);
+    assert_eq!(values(&mut bench, id), [Some(b"1".to_vec())]);
+    assert_eq!(figures(&bench), (0, 0, false));
+    // A client's read asks the engine still, and what it found is known to a change.
+    let (id, asked) = get(&mut bench, &[b"a"]);
+    answer_values(&mut bench, asked.expect("it was not kept").0, Lsn::ZERO, &[Some(b"1")]);
+    assert_eq!(values(&mut bench, id), [Some(b"1".to_vec())]);
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"2")])), Ok(Answer::Durable));
+    let (write, _) = written(&mut bench);
+    end(&mut bench, write);
+    let (id, asked) = get_for(&mut bench, &[b"a"], false);
+    assert_eq!((asked, values(&mut bench, id)), (None, vec![Some(b"2".to_vec())]));
+    assert_eq!(figures(&bench), (0, 1, true));
 }
 
 #[test]

@@ -443,8 +443,8 @@ pub enum Request {
         queries: Vec<Query>,
         /// Whether only memory is looked at ([`StoreError::WouldBlock`]).
         from_memory: bool,
-        /// Whether values that the engine is asked for stay in the cache of values, which is for clients'
-        /// reads.
+        /// Whether values that the engine is asked for stay in the cache of values, and count there. That is
+        /// for clients' reads; others are answered by it, too.
         caches: bool,
     },
     /// Make all earlier requests durable.

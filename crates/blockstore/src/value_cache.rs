@@ -41,9 +41,9 @@ const EMPTY_PLACES: usize = 16;
 /// How often the cache had what was asked for, and what it has.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct ValueCacheFigures {
-    /// Lookups that it answered.
+    /// Lookups of clients' reads that it answered.
     pub hit_count: u64,
-    /// Lookups that went to the engine.
+    /// Lookups of clients' reads that went to the engine.
     pub miss_count: u64,
     /// Bytes that it takes.
     pub used_bytes: u64,

@@ -502,9 +502,10 @@ pub struct EngineReport {
     pub low_on_space: bool,
     /// Bytes of the journal that are kept because the engine does not have all of them durably.
     pub behind_bytes: u64,
-    /// Number of lookups of a record that the cache of values answered, without the engine.
+    /// Number of lookups of a record, for a client's read, that the cache of values answered, without the
+    /// engine.
     pub value_hits: u64,
-    /// Number of lookups of a record that the engine answered.
+    /// Number of lookups of a record, for a client's read, that the engine answered.
     pub value_misses: u64,
     /// Bytes of the cache of values in use.
     pub value_bytes: u64,

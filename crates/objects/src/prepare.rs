@@ -435,7 +435,7 @@ impl Run {
     /// Prepares an operation on the effects of those before it. `now`: the time in milliseconds since 1970;
     /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] accepts it; what
     /// the store has of these objects does not change until the run leaves. A blind put asks for nothing: if
-    /// the PG has blocks under the object's hash, the head must have been handed over before.
+    /// the PG has blocks under the hash of an object, the heads must have been handed over before.
     pub fn apply(
         &mut self,
         operation: &Operation,

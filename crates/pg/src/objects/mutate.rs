@@ -4,8 +4,8 @@
 //! Invariants
 //!   1. What a turn reads does not change until the turn ends: no other turn of its objects is in flight. Blind
 //!      puts read nothing.
-//!   2. A blind put stands alone in its turn only if no block lies under the hash of its object: else the head
-//!      is read first, for it names the blocks that go.
+//!   2. A blind put stands alone in its turn only if no block lies under the hash of any of its objects: else their
+//!      heads are read first, for they name the blocks that go.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,8 @@ pub struct Preparing {
     /// Operations that are not prepared yet, in order.
     pub left: VecDeque<u64>,
     pub done: Vec<Done>,
-    /// Whether nothing is lost if the run has no head of its object: one was read, or there are no blocks.
+    /// Whether nothing is lost if the run has no heads of its objects: they were read, or there are no
+    /// blocks.
     pub knows_head: bool,
     /// What is being read.
     pub wanted: Option<Wanted>,

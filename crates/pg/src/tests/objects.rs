@@ -424,6 +424,40 @@ fn blind_puts_follow_each_other_and_read_a_head_only_where_blocks_lie() {
 }
 
 #[test]
+fn blind_puts_of_several_objects_follow_each_other_and_read_heads_where_blocks_lie() {
+    let puts = |objects: [&[u8]; 2], size| {
+        let steps = objects.map(|object| put(object, size).objects);
+        Kind::Mutate(Operation { objects: steps.concat() })
+    };
+    let mut world = World::active(2);
+    for size in [9, 8, 7] {
+        world.begin(puts([b"a", b"b"], size));
+    }
+    assert_eq!(world.batch_count, 3, "all are in flight");
+    world.end_all();
+    // A change stands between.
+    world.begin(Kind::Mutate(add(b"b")));
+    world.begin(puts([b"a", b"b"], 6));
+    while world.happen_at_primary() {}
+    assert_eq!(world.batch_count, 4, "it waits");
+    world.end_all();
+    // Blocks lie under the second one, or under the first.
+    world.begin(Kind::Mutate(put(b"b", 50 << 10)));
+    world.end_all();
+    let count = world.batch_count;
+    for objects in [[b"a", b"b"], [b"b", b"c"]] {
+        let refused = world.begin(puts(objects.map(|object| &object[..]), 5));
+        assert_eq!(world.batch_count, count, "it reads heads");
+        world.end_all();
+        assert!(matches!(world.outcome(refused), Err(Refusal::TooLarge { .. })));
+    }
+    world.begin(puts([b"a", b"c"], 4));
+    assert_eq!(world.batch_count, count + 1);
+    world.end_all();
+    check(&world);
+}
+
+#[test]
 fn a_read_waits_for_what_it_shows_and_for_nothing_else() {
     let mut world = World::active(3);
     world.begin(Kind::Mutate(put(b"a", 9)));
