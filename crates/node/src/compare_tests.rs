@@ -27,7 +27,8 @@ use crate::{Comparison, compare};
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 const SECTOR: u64 = 512;
 
-/// A running store in memory. Its engine says that it does what it is asked for; all of that is in the journal, too.
+/// A running store in memory. Its engine says that it does what it is asked for; the journal has all of that,
+/// too.
 struct Osd {
     sectors: BTreeMap<u64, Vec<u8>>,
     /// What the engine has in its files, if there is one.

@@ -110,8 +110,8 @@ pub fn objects_table(cluster: &Cluster, title: &str, copies: &str, records: &str
 pub fn compressions_table(cluster: &Cluster, records: &str, records_of_common: &str) {
     let dir = cluster.dir.parent().expect("ours");
     println!(
-        "| compression | records | writes/s | random reads/s | scan MB/s | engine alone: writes/s | reads/s | \
-         scan MB/s | on disk, part of the data |"
+        "| compression | records | writes/s | random reads/s | scan MB/s | engine alone: writes/s | \
+         reads/s | scan MB/s | on disk, part of the data |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     for compression in COMPRESSIONS {
