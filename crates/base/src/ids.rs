@@ -172,6 +172,7 @@ counter!(
     /// session.
     SessionId, u64
 );
+
 /// A range of sessions: the first and the last one.
 pub type SessionRange = (SessionId, SessionId);
 

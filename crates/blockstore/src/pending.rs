@@ -596,20 +596,13 @@ impl Pending {
         (answered, more): (&Records, bool),
     ) -> Option<Records> {
         let last = answered.last_key().filter(|_| more);
-        let is_within = |key: &[u8]| {
-            start <= key
-                && match last {
-                    Some(last) => key <= last,
-                    None => end.is_none_or(|end| key < end),
-                }
+        let is_before_end = |key: &[u8]| match last {
+            Some(last) => key <= last,
+            None => end.is_none_or(|end| key < end),
         };
-        let is_met = |from: &[u8], behind: &[u8]| {
-            let is_before_end = match last {
-                Some(last) => from <= last,
-                None => end.is_none_or(|end| from < end),
-            };
-            from < behind && start < behind && is_before_end
-        };
+        let is_within = |key: &[u8]| start <= key && is_before_end(key);
+        let is_met =
+            |from: &[u8], behind: &[u8]| from < behind && start < behind && is_before_end(from);
         // What is pending of each key, and the ranges that were deleted before it.
         let mut pending: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
         let mut deleted: Vec<(&[u8], &[u8])> = Vec::new();

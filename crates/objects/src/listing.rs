@@ -241,10 +241,12 @@ impl<V: PageValue> Lister<V> {
 
     /// Goes on behind a key.
     fn pass(&mut self, key: &[u8]) {
-        self.start.clear();
-        self.start.extend_from_slice(key);
-        self.start.push(0);
-        self.is_done = self.end.as_ref().is_some_and(|end| self.start >= *end);
+        // Its memory is used again: this is done for each key.
+        let mut start = std::mem::take(&mut self.start);
+        start.clear();
+        start.extend_from_slice(key);
+        start.push(0);
+        self.go_to(start);
     }
 
     fn go_to(&mut self, start: Vec<u8>) {

@@ -84,8 +84,7 @@ pub fn page_prefix(answers: &[u8]) -> [u8; 4] {
 pub fn decode_pages(bytes: &Bytes) -> Option<Vec<Page<Listed>>> {
     let (mut from, mut pages) = (Reader::new(bytes), Vec::new());
     while !from.is_at_end() {
-        let length = from.u32()? as usize;
-        match decode_answers(&bytes.slice_ref(from.take(length)?))?.pop() {
+        match decode_answers(&take_shared(&mut from, bytes)?)?.pop() {
             Some(ReadAnswer::List(page)) => pages.push(page),
             _ => return None,
         }
@@ -247,12 +246,15 @@ fn put_answer(to: &mut Writer, answer: &ReadAnswer) {
     }
 }
 
+/// Takes what [`put_long`] has put, which lies in these bytes, and shares their memory.
+fn take_shared(from: &mut Reader<'_>, bytes: &Bytes) -> Option<Bytes> {
+    let size = from.u32()? as usize;
+    from.take(size).map(|taken| bytes.slice_ref(taken))
+}
+
 /// Takes an answer, which lies in these bytes.
 fn take_answer(from: &mut Reader<'_>, bytes: &Bytes) -> Option<ReadAnswer> {
-    let take_value = |from: &mut Reader<'_>| {
-        let length = from.u32()? as usize;
-        Some(bytes.slice_ref(from.take(length)?))
-    };
+    let take_value = |from: &mut Reader<'_>| take_shared(from, bytes);
     Some(match from.u8()? {
         1 => ReadAnswer::Stat(take_option(from, take_stat)?),
         2 => {

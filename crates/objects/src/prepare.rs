@@ -484,6 +484,7 @@ impl Run {
 
     /// Returns the objects of an operation: layers over what the run has of them.
     fn begin(&self, operation: &Operation, wants: &mut Wants) -> Result<Vec<Object>, Stop> {
+        let is_blind = operation.is_blind_put();
         let mut objects = Vec::with_capacity(operation.objects.len());
         for ObjectSteps { name, .. } in &operation.objects {
             match (self.objects.get(name), self.heads.get(name)) {
@@ -493,7 +494,7 @@ impl Run {
                 (Some(object), _) => objects.push(object.layer()),
                 (None, Some(head)) => objects.push(Object::of(head.as_ref())),
                 // Whatever it replaces, a blind put leaves nothing of it in the head.
-                (None, None) if operation.is_blind_put() => objects.push(Object::of(None)),
+                (None, None) if is_blind => objects.push(Object::of(None)),
                 (None, None) => {
                     wants.heads.insert(name.clone());
                 }

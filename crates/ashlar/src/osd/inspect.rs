@@ -114,7 +114,9 @@ pub fn compare(paths: &[PathBuf], objects: &[PathBuf], format: Format) -> Result
         let blocks = blocks_of(path);
         // Hold the lock until the end, so that the OSD cannot start meanwhile.
         files.push(open_blocks(&blocks, true)?);
-        let mut engine = engine_of(path, named.remove(&superblock_of(&blocks)?.store))?;
+        let superblock = superblock_of(&blocks)?;
+        let directory = engine::directory_of(path, named.remove(&superblock.store));
+        let mut engine = engine::open_to_read(directory.as_deref(), &superblock)?;
         inspect_file(&blocks, false, engine.as_mut())?;
         engines.push(engine);
     }

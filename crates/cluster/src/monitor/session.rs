@@ -13,10 +13,10 @@ use super::committed_state::Batch;
 use super::connections::Introduced;
 use super::job::{Done, Found, Job, Opened, Plan, Wants};
 use super::lock::Claim;
-use super::volume::{CLOSED_APART_MAX, FENCE_RANGE_COUNT_MAX};
+use super::volume::{FENCE_RANGE_COUNT_MAX, is_far_behind};
 use super::{Effect, Monitor, Setting, clipped, failure};
 use crate::message::{Failure, FromMonitor};
-use crate::records::{CounterName, Record, Rest, SessionRecord, Used};
+use crate::records::{CounterName, FenceRecord, Record, Rest, SessionRecord, Used};
 
 /// Maximum number of sessions in the store, including ended ones. An ended session is removed with
 /// its image, or when it is fenced.
@@ -275,10 +275,10 @@ impl Monitor {
     /// before it. `None`: few were closed since the last fence, or OSDs keep nothing of them.
     fn fence_closed(&self, record: &SessionRecord) -> Option<Plan> {
         let Used::Pool(pool) = record.used else { return None };
-        let joined = self.committed.fences(pool).map_or(0, |fences| fences.joined().get());
+        let joined = self.committed.fences(pool).map_or(SessionId::ZERO, FenceRecord::joined);
         // Each open session may lie between two ranges: where these are many, they are left to sessions that
         // need them.
-        let is_due = record.id.get() >= joined + CLOSED_APART_MAX
+        let is_due = is_far_behind(joined, record.id)
             && self.committed.sessions_of(record.used).count() < FENCE_RANGE_COUNT_MAX / 2;
         let done = Some(Done::SessionClosed(record.id));
         is_due.then(|| self.fence_sessions(pool, vec![record.id], done).ok()).flatten()

@@ -36,7 +36,7 @@ pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
 /// into ranges, and every receiver of the map receives all ranges.
 const FENCES_APART_MAX: usize = 16;
 /// In a pool of objects, at most so many sessions that follow each other are over without a fence.
-pub(super) const CLOSED_APART_MAX: u64 = 64;
+const CLOSED_APART_MAX: u64 = 64;
 /// Maximum number of sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
 /// Maximum number of recorded tasks at one time.
@@ -228,13 +228,12 @@ impl Monitor {
             ranges_revision: MapRevision::ZERO,
             rest: Rest::new(),
         });
-        let joined = record.joined().get();
-        record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
-        let newest = sessions.iter().max().map_or(0, |session| session.get());
         // What OSDs keep of sessions of objects stays until a fence names them, closed ones, too.
-        let is_far = pool.pool.has_objects() && newest >= joined + CLOSED_APART_MAX;
+        let has_closed = pool.pool.has_objects();
+        let newest = sessions.iter().max().copied().unwrap_or_default();
+        let is_far = has_closed && is_far_behind(record.joined(), newest);
+        record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
         if is_far || record.fences.len() > FENCES_APART_MAX.max(record.ranges.len()) {
-            let has_closed = pool.pool.has_objects();
             self.join_fences(&mut record, &sessions, has_closed, revision);
         }
         if record.count() > FENCE_COUNT_MAX {
@@ -373,6 +372,12 @@ impl Monitor {
 
 fn session_row(record: &SessionRecord) -> Value {
     json!({ "id": record.id, "client": record.client, "read_only": record.read_only })
+}
+
+/// Whether a session of a pool of objects comes so far behind the last one of all ranges that those between
+/// them are joined with it.
+pub(super) fn is_far_behind(joined: SessionId, session: SessionId) -> bool {
+    session.get() >= joined.get() + CLOSED_APART_MAX
 }
 
 /// Returns the ranges of all ids from the first one to `last` except the ids of these sessions, which are

@@ -170,7 +170,7 @@ impl Store {
 
     /// Returns the session of each repeat.
     pub fn repeats(&self) -> impl Iterator<Item = SessionId> + '_ {
-        self.records.keys().filter_map(|key| match Key::decode(key)?.kind {
+        self.records.keys().filter_map(|key| match Key::decode(key).expect("a key").kind {
             Kind::Repeat { session, .. } => Some(session),
             _ => None,
         })
@@ -430,8 +430,7 @@ impl Store {
 
     /// Returns the number of repeats.
     pub fn repeat_count(&self) -> usize {
-        let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
-        self.records.keys().filter(|key| matches!(kind(key), Kind::Repeat { .. })).count()
+        self.repeats().count()
     }
 
     /// Returns the objects. Panics if a block belongs to none of them.
