@@ -1,8 +1,12 @@
 //! Settings of an engine, and the options of RocksDB that follow from them.
 
-use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, LogLevel, Options, WriteOptions};
+use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Env, LogLevel, Options, WriteOptions};
 
 use format::engine::Compression;
+
+/// RocksDB stops the writes of a family that has so many files at its first level, and slows them and lets
+/// flushes wait from half of them on. Only a net: the writing thread slows them long before.
+pub(super) const FIRST_FILES_STOP: u32 = 128;
 
 /// What an engine may use. Nothing of it is frozen in the files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -13,7 +17,8 @@ pub struct Settings {
     /// When all families together have so many unflushed bytes, one is flushed. All memtables together take
     /// at most about four times as much, if flushes do not keep up.
     pub write_buffer_size: u64,
-    /// Flushes and compactions at the same time, each on a thread of RocksDB.
+    /// Flushes and compactions at the same time, each on a thread of RocksDB. Those for compactions have the
+    /// lowest priority: the OSD's loop goes before.
     pub background_jobs: u32,
     /// The limit of what they write, in bytes per second. `None`: no limit.
     pub background_rate_max: Option<u64>,
@@ -31,7 +36,7 @@ impl Default for Settings {
         Settings {
             cache_size: 256 << 20,
             write_buffer_size: 64 << 20,
-            background_jobs: 2,
+            background_jobs: 4,
             background_rate_max: None,
             read_threads: 2,
             open_files_max: 1024,
@@ -47,6 +52,11 @@ pub(super) fn database_options(settings: &Settings, cache: &Cache, create: bool)
     options.set_error_if_exists(create);
     options.set_paranoid_checks(true);
     options.set_max_background_jobs(settings.background_jobs.clamp(1, 64) as i32);
+    // RocksDB has one environment in a process, and makes a first one here only.
+    if let Ok(mut environment) = Env::new() {
+        environment.lower_thread_pool_cpu_priority();
+        options.set_env(&environment);
+    }
     if let Some(rate) = settings.background_rate_max {
         options.set_ratelimiter(i64::try_from(rate.max(1)).unwrap_or(i64::MAX), 100_000, 10);
     }
@@ -82,6 +92,8 @@ pub(super) fn family_options(
     options.set_block_based_table_factory(&table);
     options.set_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(5) / 4));
     options.set_max_write_buffer_number(3);
+    options.set_level_zero_slowdown_writes_trigger(FIRST_FILES_STOP as i32 / 2);
+    options.set_level_zero_stop_writes_trigger(FIRST_FILES_STOP as i32);
     options.set_level_compaction_dynamic_level_bytes(true);
     // So much of the next level lies below a file at most: it is compacted while little space is left.
     options.set_max_compaction_bytes(512 << 20);

@@ -16,7 +16,7 @@ impl Shared {
         let counters = self.options.get_statistics().unwrap_or_default();
         let stall = match self.number(properties::IS_WRITE_STOPPED) {
             0 => match self.number(properties::ACTUAL_DELAYED_WRITE_RATE) {
-                0 => Stall::None,
+                0 => self.stall_of_compactions(),
                 rate => Stall::Slowed(rate),
             },
             _ => Stall::Stopped,
@@ -29,6 +29,15 @@ impl Shared {
             cache_miss_count: counter(&counters, "rocksdb.block.cache.miss"),
             stall,
             background_error_count: self.number(properties::BACKGROUND_ERRORS),
+        }
+    }
+
+    /// Whether the writing thread waits for compactions.
+    fn stall_of_compactions(&self) -> Stall {
+        let waits = self.families().into_iter().map(|family| self.compaction_wait(&family));
+        match waits.max().filter(|wait| !wait.is_zero()) {
+            Some(wait) => Stall::Slowed(((1 << 20) as f64 / wait.as_secs_f64()) as u64),
+            None => Stall::None,
         }
     }
 

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, WriteBatch};
@@ -16,8 +18,17 @@ use format::engine::{
     Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, OpenError,
 };
 
+/// RocksDB's name for the count of files at the first level.
+const FIRST_FILES: &str = "rocksdb.num-files-at-level0";
 /// No further batch joins a group of so many bytes.
 const GROUP_SIZE: usize = 1 << 20;
+/// While a family has more files at its first level, its writes are slowed.
+const FIRST_FILES_FREE: u64 = 16;
+/// How long a mebibyte waits for each file beyond that. Half of the files that stop RocksDB make 5 MiB per
+/// second of it.
+const WAIT_BY_FILE: Duration = Duration::from_millis(3);
+/// No group waits longer, so that the engine can be closed.
+const WAIT_MAX: Duration = Duration::from_millis(500);
 /// What a record takes in a memtable, besides its key and its value.
 const RECORD_OVERHEAD: usize = 64;
 
@@ -28,6 +39,27 @@ pub(super) fn run(shared: &Shared) {
             writer.turn(&mut requests);
             shared.look_at_space();
         }
+    }
+}
+
+/// How long a mebibyte waits in a family with so many files at its first level.
+fn wait_of(first_files: u64) -> Duration {
+    let beyond = first_files.saturating_sub(FIRST_FILES_FREE);
+    WAIT_BY_FILE * u32::try_from(beyond).unwrap_or(u32::MAX).min(options::FIRST_FILES_STOP)
+}
+
+impl Shared {
+    /// How long a mebibyte of a family waits, because compactions do not keep up. Of a damaged family nothing
+    /// is compacted.
+    pub(super) fn compaction_wait(&self, family: &Family) -> Duration {
+        if family.is_damaged {
+            return Duration::ZERO;
+        }
+        let count = || {
+            let column_family = self.column_family(family).ok()?;
+            self.database.property_value_cf(&column_family, FIRST_FILES).ok()?
+        };
+        wait_of(count().and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 }
 
@@ -136,6 +168,7 @@ impl<'a> Writer<'a> {
                 let lsn = part.last.get().to_le_bytes();
                 group.batch.put_cf(&part.column_family, LSN_KEY, lsn);
             }
+            self.wait_for_compactions(&group);
             let written = self.shared.database.write_opt(group.batch, &options::write_options());
             result = written.map_err(|error| self.shared.judge("write", &error));
         }
@@ -167,6 +200,18 @@ impl<'a> Writer<'a> {
         }
         self.shared.tell_all(told);
         self.shared.flush_if_large();
+    }
+
+    /// Slows the writes of families that compactions do not keep up with. RocksDB would do so, but it lets
+    /// flushes wait meanwhile, too, and those hold up the journal.
+    fn wait_for_compactions(&self, group: &Group<'a>) {
+        let written = group.families.values().filter(|part| part.first.is_some());
+        let waits = written.map(|part| self.shared.compaction_wait(&part.family));
+        let wait = waits.max().unwrap_or_default();
+        if !wait.is_zero() {
+            let share = group.size as f64 / f64::from(1 << 20);
+            thread::sleep(wait.mul_f64(share).min(WAIT_MAX));
+        }
     }
 
     fn change_families(&mut self, effect: EngineEffect) {
@@ -227,5 +272,19 @@ impl<'a> Writer<'a> {
         let mut families = self.shared.families.write().unwrap_or_else(PoisonError::into_inner);
         families.remove(&id);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_wait_longer_the_further_compactions_are_behind() {
+        assert_eq!(wait_of(0), Duration::ZERO);
+        assert_eq!(wait_of(FIRST_FILES_FREE), Duration::ZERO);
+        assert_eq!(wait_of(FIRST_FILES_FREE + 1), WAIT_BY_FILE);
+        assert_eq!(wait_of(FIRST_FILES_FREE + 20), WAIT_BY_FILE * 20);
+        assert_eq!(wait_of(u64::MAX), WAIT_BY_FILE * options::FIRST_FILES_STOP);
     }
 }
