@@ -68,10 +68,13 @@ impl WantedKey {
         match self {
             WantedKey::Head(name) => {
                 let head = value.as_deref().map(Head::decode);
-                let is_sound = head != Some(None);
+                if head == Some(None) {
+                    // The next operation of the turn must not take the object for absent.
+                    return false;
+                }
                 turn.run.supply_head(name.clone(), head.flatten());
                 turn.knows_head = true;
-                is_sound
+                true
             }
             WantedKey::Field(name, field) => {
                 turn.run.supply_field(name.clone(), field.clone(), value);

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::objects::model::{Models, is_answer, model};
 use ::objects::{
-    Assertion, Bytes, Field, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Read,
-    Shard, StepResult, decode_answers, decode_results,
+    Assertion, Bytes, Field, Key, Kind as KeyKind, Listing, Look, Name, ObjectChange, ObjectSteps,
+    Operation, Read, Shard, StepResult, decode_answers, decode_results,
 };
 #[cfg(feature = "planted")]
 use base::planted::{self, Bug};
@@ -405,6 +405,32 @@ fn what_must_be_read_may_take_several_requests() {
     world.end_all();
     check(&world);
     assert!(world.osds[0].store.objects().is_empty());
+}
+
+#[test]
+fn an_object_whose_head_is_no_head_is_absent_for_no_operation_of_a_turn() {
+    let mut world = World::active(2);
+    world.begin(Kind::Mutate(put(b"a", 50 << 10)));
+    world.end_all();
+    world.osds[0].store.alter(|records| {
+        let heads = records.iter_mut().filter(|(key, _)| {
+            matches!(Key::decode(key).map(|key| key.kind), Some(KeyKind::Head { .. }))
+        });
+        heads.for_each(|(_, value)| *value = vec![0xff; 5]);
+    });
+    let first = world.begin(Kind::Mutate(add(b"b")));
+    let absent = || one(b"a", vec![Assertion::Absent], vec![ObjectChange::Put(vec![1])]);
+    let queued = [put(b"a", 9), add(b"a"), absent(), put(b"a", 9)];
+    let queued = queued.map(|operation| world.begin(Kind::Mutate(operation)));
+    world.end_all();
+    assert_eq!(sum_of(world.outcome(first)).1, 1);
+    for op in queued {
+        assert!(
+            matches!(world.outcome(op), Err(Refusal::Damaged { .. })),
+            "{:?}",
+            world.outcome(op)
+        );
+    }
 }
 
 #[test]

@@ -149,9 +149,15 @@ fn any_assertion(random: &mut Random, known: Version) -> Assertion {
     }
 }
 
-fn any_steps(random: &mut Random, name: Name, known: Version, tag: [u8; 8]) -> ObjectSteps {
-    if random.chance(Chance::percent(15)) {
-        // A short put with nothing else: perhaps a blind one.
+/// Draws what an operation does with an object. `is_blind`: it only puts.
+fn any_steps(
+    random: &mut Random,
+    name: Name,
+    known: Version,
+    tag: [u8; 8],
+    is_blind: bool,
+) -> ObjectSteps {
+    if is_blind || random.chance(Chance::percent(5)) {
         let changes = vec![ObjectChange::Put(tag.to_vec())];
         return ObjectSteps { name, assertions: Vec::new(), changes };
     }
@@ -181,13 +187,16 @@ pub fn any_operation(random: &mut Random, history: &ObjectHistory) -> Operation 
         }
         let pg = history.pg_of(&first);
         let mut chosen = BTreeSet::from([first]);
-        if random.chance(Chance::percent(15)) {
-            let other = any_name(random);
-            chosen.extend((!is_counter(&other) && history.pg_of(&other) == pg).then_some(other));
+        // Puts of several objects, and nothing else, follow each other without reading heads.
+        let is_blind = random.chance(Chance::percent(12));
+        if random.chance(Chance::percent(15)) || is_blind {
+            let others = (0..if is_blind { 4 } else { 1 }).map(|_| any_name(random));
+            let is_beside = |it: &Name| !is_counter(it) && history.pg_of(it) == pg;
+            chosen.extend(others.filter(is_beside));
         }
         let steps = chosen.into_iter().map(|name| {
             let known = history.known_version(&name);
-            any_steps(random, name, known, history.tag())
+            any_steps(random, name, known, history.tag(), is_blind)
         });
         let operation = Operation { objects: steps.collect() };
         if operation.check().is_ok() {

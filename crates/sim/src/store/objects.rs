@@ -647,10 +647,10 @@ impl World {
         let least = self.store().last_version(pg);
         let asked = RecordsAsked { pg, queries: queries.clone(), from_memory, least };
         self.tally.operations.add("records read", 1);
-        self.request(
-            Asked::Records(asked),
-            Request::Records { pg, queries, from_memory, caches: true },
-        )
+        // What changes read does not fill the cache.
+        let caches = self.objects().random.chance(Chance::percent(70));
+        let request = Request::Records { pg, queries, from_memory, caches };
+        self.request(Asked::Records(asked), request)
     }
 
     /// Reads all records of all PGs.
