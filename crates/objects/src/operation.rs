@@ -8,7 +8,7 @@
 //!   1. An operation that [`Operation::check`] accepts can be prepared without a check of its form: its names,
 //!      keys and values are within their limits, and its assertions do not contradict each other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{KIB, MIB, Version};
 
@@ -295,8 +295,23 @@ impl ObjectSteps {
             Assertion::Equals(field, _) | Assertion::Has(field) => Some(field),
             _ => None,
         });
-        match there.any(|field| lacking.contains(field)) {
-            true => Err("a field is asserted to be there and to be absent".into()),
+        if there.any(|field| lacking.contains(field)) {
+            return Err("a field is asserted to be there and to be absent".into());
+        }
+        let mut values: BTreeMap<&Field, &[u8]> = BTreeMap::new();
+        for assertion in &self.assertions {
+            if let Assertion::Equals(field, value) = assertion
+                && values.insert(field, value).is_some_and(|other| other != value)
+            {
+                return Err("a field is asserted to have two values".into());
+            }
+        }
+        let is_denied = |assertion: &Assertion| match assertion {
+            Assertion::Differs(field, value) => values.get(field) == Some(&&value[..]),
+            _ => false,
+        };
+        match self.assertions.iter().any(is_denied) {
+            true => Err("a field is asserted to have a value and not to have it".into()),
             false => Ok(()),
         }
     }

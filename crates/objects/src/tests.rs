@@ -506,7 +506,31 @@ fn operations_of_a_wrong_form_are_refused_with_a_reason() {
             one(b"a", vec![Assertion::Version(version(1)), Assertion::Version(version(2))], vec![]),
             "two versions",
         ),
+        (
+            one(b"a", vec![Assertion::Absent, Assertion::Equals(field(), vec![1])], vec![]),
+            "absent and to have",
+        ),
+        (
+            one(b"a", vec![Assertion::Absent, Assertion::Version(version(1))], vec![]),
+            "absent and to have",
+        ),
+        (
+            one(b"a", [1, 2].map(|value| Assertion::Equals(field(), vec![value])).into(), vec![]),
+            "two values",
+        ),
+        (
+            one(
+                b"a",
+                vec![Assertion::Differs(field(), vec![1]), Assertion::Equals(field(), vec![1])],
+                vec![],
+            ),
+            "not to have it",
+        ),
         (one(b"a", vec![Assertion::Exists; 4097], vec![]), "4097 steps"),
+        (
+            one(b"a", vec![], vec![ObjectChange::Unset(Field::Record(vec![1; 2049]))]),
+            "2049 bytes; 1 to 2048",
+        ),
         (one(b"a", vec![], vec![ObjectChange::Add(field(), 1); 513]), "4104 bytes of results"),
         (one(b"a", vec![], vec![ObjectChange::Unset(long(0))]), "0 bytes; 1 to 255"),
         (one(b"a", vec![], vec![ObjectChange::Unset(long(256))]), "256 bytes; 1 to 255"),
