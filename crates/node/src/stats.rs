@@ -15,13 +15,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{ImageId, PgId, PoolId, Time};
-use blockstore::Request as StoreRequest;
+use base::{Buffer, ImageId, PgId, PoolId, Time};
+use blockstore::{Batch, Page, Request as StoreRequest};
 use cluster::stats::{
     Counters, ImageCounters, ImageSpace, Io, OsdStats, PERIODS_SIZE_MAX, Period, ROW_COUNT_MAX,
     SPACE_COUNT_MAX,
 };
-use format::wire::{Content, Op, Refusal};
+use format::disk::BlockChange;
+use format::engine::Change;
+use format::wire::{Content, Op, Outcome, Refusal};
 
 use crate::cluster_view::ClusterView;
 use crate::local_store::LocalStore;
@@ -82,16 +84,20 @@ impl Work {
             Op::Write { place, data, .. } => (Counter::Write, Some(place.image), data.len() as u32),
             Op::Zero { place, length, .. } => (Counter::Trim, Some(place.image), *length),
             Op::Sync => (Counter::Flush, None, 0),
-            Op::Extents { .. }
-            | Op::DeleteRange { .. }
-            | Op::Mutate { .. }
-            | Op::Look { .. }
-            | Op::List { .. } => {
-                return None;
-            }
+            Op::Mutate { operation, .. } => (Counter::Write, None, operation.length()),
+            // What they read is known in the end.
+            Op::Look { .. } | Op::List { .. } => (Counter::Read, None, 0),
+            Op::Extents { .. } | Op::DeleteRange { .. } => return None,
         };
         Some(Work { kind, pool, image, bytes, since })
     }
+}
+
+/// Returns the bytes of these changes of an object pool.
+fn size_of(records: &[Change], blocks: &[(BlockChange, Buffer)]) -> u64 {
+    let records = records.iter().map(Change::size);
+    let blocks = blocks.iter().map(|(_, data)| data.len());
+    records.chain(blocks).sum::<usize>() as u64
 }
 
 impl Stats {
@@ -121,10 +127,14 @@ impl Stats {
     }
 
     /// Counts an operation that has finished or was refused.
-    pub fn on_ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
+    pub fn on_ended(&mut self, now: Time, work: Work, outcome: Result<&Outcome, &Refusal>) {
         let Work { kind, pool, image, bytes, since } = work;
         match outcome {
-            Ok(()) => {
+            Ok(outcome) => {
+                let bytes = match outcome {
+                    Outcome::Looked { answers } => answers.length(),
+                    _ => bytes,
+                };
                 let counters = self.counters(pool, image);
                 let io: &mut Io = match kind {
                     Counter::Read => &mut counters.read,
@@ -149,6 +159,13 @@ impl Stats {
             StoreRequest::Repair { key, content: Content::Block { data, .. }, .. } => {
                 let bytes = data.as_ref().map_or(0, |data| data.len() as u64);
                 self.counters(key.pool, Some(key.image)).recovered.count(bytes);
+            }
+            StoreRequest::Batch(Batch { pg, records, blocks, note: None, .. }) => {
+                self.counters(pg.pool, None).stored.count(size_of(records, blocks));
+            }
+            StoreRequest::Batch(Batch { pg, records, blocks, .. })
+            | StoreRequest::Page(Page { pg, records, blocks, .. }) => {
+                self.counters(pg.pool, None).recovered.count(size_of(records, blocks));
             }
             _ => {}
         }

@@ -57,6 +57,11 @@ impl Payload {
         first_mismatch(data, &self.checksums).is_none().then(|| &data[..self.length as usize])
     }
 
+    /// Returns the number of bytes, without the padding.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
     /// Returns the number of bytes that the payload takes on the wire.
     pub fn size(&self) -> u64 {
         self.data.as_ref().map_or(0, |data| data.len() as u64)

@@ -477,7 +477,7 @@ impl Node {
             *newest = self.cluster.pg(scope.pg).cloned();
         }
         if let Some(work) = work {
-            self.stats.on_ended(now, work, outcome.as_ref().map(|_| ()));
+            self.stats.on_ended(now, work, outcome.as_ref());
         }
         if self.sessions.end(session, binding) {
             self.requests.review();

@@ -415,7 +415,7 @@ fn only_what_adds_nothing_is_executed_while_little_space_is_left() {
 }
 
 /// Returns a request for the names of the PG, and of those beside it.
-fn list(beside: &[(u32, u32)]) -> Op {
+pub fn list(beside: &[(u32, u32)]) -> Op {
     let listing = ::objects::Listing { count_max: 10, size_max: 100, ..Default::default() };
     let query = ::objects::NameQuery { listing, with_data: false };
     Op::List {

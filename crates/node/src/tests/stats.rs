@@ -6,6 +6,7 @@ use cluster::stats::{Counters, ImageSpace, OsdStats};
 use format::wire::{Op, Outcome};
 
 use super::cluster_rig::Cluster;
+use super::objects;
 use super::rig::*;
 
 fn told(messages: &[ToMonitor]) -> Vec<OsdStats> {
@@ -50,6 +51,25 @@ fn requests_are_counted_with_their_bytes_when_they_are_answered() {
     let count = told(&rig.told).len();
     rig.advance(Duration::from_secs(60));
     assert_eq!(told(&rig.told).len(), count, "who does nothing says nothing");
+}
+
+#[test]
+fn work_on_objects_is_counted_for_their_pool() {
+    let mut rig = objects::serving_clients();
+    rig.ask(1, objects::put_of(1, 300)).unwrap();
+    rig.ask(1, objects::put_of(2, 60 << 10)).unwrap();
+    let listed = rig.ask(1, objects::list(&[]));
+    assert!(matches!(listed, Ok(Outcome::Listed { .. })));
+    rig.advance(Duration::from_secs(3));
+    let sum = sum(&rig.told);
+    assert_eq!((sum.write.ops, sum.read.ops), (2, 1));
+    assert!((60_300..62_000).contains(&sum.write.bytes), "{}", sum.write.bytes);
+    assert!((10..200).contains(&sum.read.bytes), "{}", sum.read.bytes);
+    assert_eq!(sum.stored.ops, 2);
+    assert!((60_300..70_000).contains(&sum.stored.bytes), "{}", sum.stored.bytes);
+    let pools = told(&rig.told).into_iter().flat_map(|stats| stats.periods);
+    let rows: Vec<_> = pools.flat_map(|period| period.rows).collect();
+    assert!(rows.iter().all(|row| (row.pool, row.image) == (PoolId::FIRST, None)), "{rows:?}");
 }
 
 #[test]
