@@ -501,6 +501,47 @@ fn a_start_has_room_for_all_pgs_that_it_may_make_suspect() {
     assert!(bench.store.parts().superblock.suspect.is_none());
 }
 
+#[test]
+fn an_engine_that_is_lost_makes_no_pgs_of_other_pools_suspect() {
+    const COUNT: u32 = 3 * SUSPECTS_MAX as u32;
+    let options = options(CommitMode::Fsync, 4096);
+    let disk = created(&CreateOptions { engine: EngineId::new(5), ..options });
+    let mut bench = Bench::with_engine(disk, found(&[]));
+    create(&mut bench);
+    for number in 0..COUNT {
+        let Request::Batch(first) = batch(0, 1, vec![put(b"a", b"1")]) else { unreachable!() };
+        let first = Request::Batch(Batch { pg: PgId { number, ..PG }, ..first });
+        assert_eq!(bench.done(first), Ok(Answer::Durable));
+    }
+    bench.write(1, 0, 32, 5);
+    bench.run();
+    let lsn = end_writes(&mut bench).expect("the batches");
+    flushed(&mut bench, lsn);
+    bench.checkpoint();
+    bench.checkpoint();
+    // It has no family any more. The process is killed once before the entries are there.
+    for opens in [false, true] {
+        bench = Bench::with_engine(bench.off(), found(&[]));
+        if !opens {
+            continue;
+        }
+        while let Some(effect) = bench.engine_effects.first() {
+            let (EngineEffect::Create { op, .. } | EngineEffect::Write { op, .. }) = effect else {
+                panic!("{effect:?}")
+            };
+            let op = *op;
+            bench.engine_effects.remove(0);
+            end(&mut bench, op);
+            bench.run();
+        }
+    }
+    assert!(bench.opened && bench.rows().contains('h'), "{}", bench.rows());
+    assert!(bench.store.parts().superblock.suspect.is_none());
+    assert!((0..COUNT).all(|number| bench.store.is_suspect(PgId { number, ..PG })));
+    let other = PgId { pool: base::PoolId::new(77).expect("not 0"), number: 0 };
+    assert!(!bench.store.is_suspect(other));
+}
+
 /// Makes checkpoints until none begins. Returns their number.
 fn make_checkpoints(bench: &mut Bench) -> u64 {
     for made in 0..2000 {

@@ -58,7 +58,7 @@ const CHUNK_SIZE: u64 = 2 << 20;
 const DECISIONS_MAX: usize = 16_000;
 /// Journal space that recovery leaves free when it marks families whose PGs are suspect already, in bytes.
 const MARKS_RESERVE: u64 = 4 * IDLE_RESERVE;
-/// If damaged leaves may belong to more PGs than this, the whole store is suspect.
+/// If a start finds more PGs suspect than this, the whole store is, unless the journal has room for more.
 pub const SUSPECTS_MAX: usize = 64;
 
 /// Returns the journal space that checkpoints leave free while they may free nothing, in bytes: for entries
@@ -565,7 +565,13 @@ impl Recovery {
 
     fn plan_steps(&mut self, io: &mut Io<'_>) -> Progress {
         let suspects = self.suspects();
-        let is_suspicious = suspects.len() > SUSPECTS_MAX
+        // One lost engine concerns all PGs of objects. Those of volumes are not suspect for that.
+        let sector_size = self.parts().superblock.sector_size;
+        let journal = &self.parts().journal;
+        let size = EntryHeader::size_of(EntryKind::Suspect, 0, sector_size);
+        let entries = suspects.len() as u64 * u64::from(size);
+        let has_room = journal.used() + entries <= journal.size() / 2;
+        let is_suspicious = suspects.len() > SUSPECTS_MAX && !has_room
             || self.rows.keys().any(|row| crate::decide::is_suspicious(*row));
         if !is_suspicious {
             self.suspects = suspects;

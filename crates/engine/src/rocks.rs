@@ -186,6 +186,13 @@ impl Rocks {
         directory::identity(directory)
     }
 
+    /// Replaces an engine that was lost, or cannot be opened, by an empty one with the same identity.
+    /// Whatever is left of the old one goes. Requires: no process has it open. If this process dies
+    /// meanwhile, the engine is [missing](OpenError::Missing) until this is called again.
+    pub fn renew(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+        directory::renew(directory, identity)
+    }
+
     /// Removes the engine with this identity from the directory.
     pub fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenError> {
         directory::destroy(directory, identity)

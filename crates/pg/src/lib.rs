@@ -486,7 +486,7 @@ impl Pg {
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
         if self.shape.objects.is_some() {
             // The log has holes where batches were lost.
-            self.begin_log(self.local_state.held(), Epoch::ZERO, actions);
+            self.end_log(actions);
         }
         self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
     }

@@ -72,6 +72,10 @@ fn plan_family(
     let (compression, from, place) = match (last, named) {
         // Whatever is behind the removal was created by an entry that is lost.
         (Some((place, None)), _) if found_lsn > place.lsn => (found?.compression, Lsn::ZERO, None),
+        // It was created anew, too, and the root names it.
+        (Some((place, None)), Some(named)) if named.flushed > place.lsn => {
+            (named.compression, Lsn::ZERO, None)
+        }
         (Some((_, None)), _) => {
             found?;
             let lsn = Lsn::new(u64::MAX);

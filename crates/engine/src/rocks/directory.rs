@@ -158,6 +158,26 @@ pub(super) fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenEr
     sync_directory(directory)
 }
 
+pub(super) fn renew(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+    let wrong = |error: io::Error| io_error(directory, &error);
+    let unfinished = directory.join(UNFINISHED_FILE);
+    match self::identity(directory) {
+        // One of another store stays as it is.
+        Ok(Some(_)) => check_identity(directory, identity)?,
+        Ok(None) | Err(OpenError::Corrupt(_)) => {}
+        Err(error) => return Err(error),
+    }
+    if directory.join(IDENTITY_FILE).exists() {
+        fs::rename(directory.join(IDENTITY_FILE), &unfinished).map_err(wrong)?;
+        sync_directory(directory)?;
+    } else if directory.join(DATABASE).exists() {
+        // The file that named it is lost.
+        File::create(&unfinished).map_err(wrong)?;
+    }
+    // Anything else that lies there stays, and is an error.
+    create(directory, identity)
+}
+
 fn remove_database(directory: &Path) -> Result<(), OpenError> {
     for name in [DAMAGED_FILE, DAMAGED_FILE_NEW] {
         let path = directory.join(name);

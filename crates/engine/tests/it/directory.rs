@@ -79,6 +79,47 @@ fn an_interrupted_creation_begins_again() {
 }
 
 #[test]
+fn a_renewed_engine_is_empty_and_has_the_identity_of_the_old_one() {
+    let mut client = Client::new(RealEngine::open(created(), settings()).0);
+    client.create_family(1, Compression::Lz4).expect("new");
+    let RealEngine { engine, mut directory, .. } = client.engine;
+    drop(engine);
+    let is_empty = |directory| {
+        let (open, found) = RealEngine::open(directory, settings());
+        assert_eq!(found, []);
+        let RealEngine { engine, directory, .. } = open;
+        drop(engine);
+        directory
+    };
+    // Without any of these files it cannot be opened.
+    fs::remove_file(directory.0.join("rocksdb/CURRENT")).expect("it is there");
+    assert!(matches!(open_error(&directory, IDENTITY), OpenError::Corrupt(_)));
+    let other = Identity { engine: 99, ..IDENTITY };
+    assert!(matches!(Rocks::renew(&directory.0, other), Err(OpenError::Foreign(_))));
+    Rocks::renew(&directory.0, IDENTITY).expect("it is ours");
+    directory = is_empty(directory);
+    // The process died before the new one was there.
+    fs::rename(directory.0.join("engine"), directory.0.join("engine.unfinished")).expect("there");
+    assert!(matches!(open_error(&directory, IDENTITY), OpenError::Missing(_)));
+    Rocks::renew(&directory.0, IDENTITY).expect("it goes on");
+    directory = is_empty(directory);
+    // The file that says whose it is is damaged, or gone.
+    fs::write(directory.0.join("engine"), "ashlar engine 1\n").expect("writable");
+    assert!(matches!(open_error(&directory, IDENTITY), OpenError::Corrupt(_)));
+    Rocks::renew(&directory.0, IDENTITY).expect("it is named anew");
+    directory = is_empty(directory);
+    fs::remove_file(directory.0.join("engine")).expect("it is there");
+    Rocks::renew(&directory.0, IDENTITY).expect("only files of an engine are there");
+    directory = is_empty(directory);
+    fs::write(directory.0.join("a letter"), "").expect("writable");
+    assert!(matches!(Rocks::renew(&directory.0, IDENTITY), Err(OpenError::Occupied(_))));
+    // Everything is gone.
+    fs::remove_dir_all(&directory.0).expect("it is there");
+    Rocks::renew(&directory.0, IDENTITY).expect("there is nothing in the way");
+    is_empty(directory);
+}
+
+#[test]
 fn a_destroyed_engine_is_gone() {
     let mut client = Client::new(RealEngine::open(created(), settings()).0);
     client.create_family(1, Compression::Lz4).expect("new");

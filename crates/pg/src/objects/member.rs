@@ -107,7 +107,7 @@ impl Pg {
             true => (Version::ZERO, Epoch::ZERO),
             false => (version, self.epoch()),
         };
-        for page in self.reach_pages(reach, epoch) {
+        for page in self.reach_pages(reach, reach, epoch) {
             let order = Some(self.begin_taken());
             self.call(Call::Reach { order }, page, actions);
         }
@@ -116,22 +116,31 @@ impl Pg {
     /// The log of this acting member begins here, or anew: what it says of earlier epochs than this goes. As
     /// long as it does not say where it begins, it is not believed, so nobody waits for that.
     pub(crate) fn begin_log(&mut self, version: Version, epoch: Epoch, actions: &mut Vec<Action>) {
-        for page in self.reach_pages(version, epoch) {
+        for page in self.reach_pages(version, version, epoch) {
+            self.call(Call::Reach { order: None }, page, actions);
+        }
+    }
+
+    /// The log of this member ends, because some of what it had is lost. Whoever has all up to the same
+    /// version has more than this member, so the new log reaches back to no version that anybody has.
+    pub(crate) fn end_log(&mut self, actions: &mut Vec<Action>) {
+        let held = self.local_state.held();
+        for page in self.reach_pages(held.next_in(held.epoch), held, Epoch::ZERO) {
             self.call(Call::Reach { order: None }, page, actions);
         }
     }
 
     /// Returns what raises the reaches of all shards, and empties their logs up to there, and those of epochs
-    /// before this one.
-    fn reach_pages(&self, version: Version, epoch: Epoch) -> Vec<StoreRequest> {
+    /// before this one. `version`: the newest that this member has.
+    fn reach_pages(&self, reach: Version, version: Version, epoch: Epoch) -> Vec<StoreRequest> {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let begin = Version { epoch: epoch.max(Epoch::new(1)), counter: 0 };
         let changes = |shard: Shard| {
             let start = log_range(shard, Version::ZERO).0;
             let kind = Kind::Log(LogKey { version: begin, page: None });
-            let end = log_range(shard, version).0.max(Key { shard, kind }.encode());
+            let end = log_range(shard, reach).0.max(Key { shard, kind }.encode());
             let cut = (start < end).then_some(Change::DeleteRange { start, end });
-            cut.into_iter().chain(reach_of(shard, version))
+            cut.into_iter().chain(reach_of(shard, reach))
         };
         let shards: Vec<Shard> = self.shard_list().collect();
         let page = |shards: &[Shard]| {
