@@ -109,10 +109,15 @@ const OSD: &[Column] = &[
     rate_column("READ", "io.read"),
     rate_column("STORED", "io.stored"),
     rate_column("RECOVERY", "io.recovered"),
-    column("HOST", "host"),
-    column("PID", "pid"),
-    column("PATH", "path"),
 ];
+
+/// The column of `osd ls` that only OSDs with an engine have: how many of the records that clients read came
+/// from the cache of values.
+const OSD_ENGINE: &[Column] = &[column("CACHE HITS", "cache")];
+
+/// The last columns of `osd ls`.
+const OSD_PLACE: &[Column] =
+    &[column("HOST", "host"), column("PID", "pid"), column("PATH", "path")];
 
 const MONITOR: &[Column] = &[
     column("ID", "id"),
@@ -500,12 +505,24 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     let empty = "no OSDs; create some: ashlar up --osds N, or if `ashlar up` does not run this \
                  cluster: ashlar osd create PATH --size 10GiB";
     let mut rows = table(config, format, Table::Osd)?;
-    if format == Format::Text {
-        for row in rows.as_array_mut().into_iter().flatten() {
+    let mut has_engine = false;
+    for row in rows.as_array_mut().into_iter().flatten() {
+        if format == Format::Text {
             row["full"] = used_percent(row).map(|percent| format!("{percent} %")).into();
         }
+        if row["engine"].is_object() {
+            has_engine = true;
+            let count = |key: &str| row["engine"][key].as_f64().unwrap_or_default();
+            let (hits, misses) = (count("value_hits"), count("value_misses"));
+            let rate = (hits + misses > 0.0).then(|| hits / (hits + misses));
+            if format == Format::Text {
+                row["cache"] = rate.map(|rate| format!("{:.0} %", rate * 100.0)).into();
+            }
+            row["engine"]["value_hit_rate"] = rate.into();
+        }
     }
-    print_rows(format, &rows, OSD, empty);
+    let of_engine = if has_engine { OSD_ENGINE } else { &[] };
+    print_rows(format, &rows, &[OSD, of_engine, OSD_PLACE].concat(), empty);
     if format == Format::Text
         && let Some(text) = rows.as_array().and_then(|rows| fullness_text(rows))
     {

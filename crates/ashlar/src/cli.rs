@@ -20,7 +20,9 @@ use clap::{Parser, Subcommand};
 pub use bench::{BenchCommand, KvOpArg, LoadArgs, ObjectOpArg, OpArg, RecordArgs};
 pub use hosts::{InitArgs, MonCommand};
 pub use log_args::LogArgs;
-pub use object::{IfArgs, KvCommand, ObjectCommand, PoolArg, RangeArgs, RecordsCommand};
+pub use object::{
+    IfArgs, IfVersionArg, KvCommand, ObjectCommand, PoolArg, RangeArgs, RecordsCommand, ValueArgs,
+};
 pub use osd::{CommitArg, OsdCommand};
 pub use pool::{DomainArg, KindArg, PgCommand, PoolCommand};
 pub use state::{ConfigCommand, StateCommand};
@@ -198,6 +200,7 @@ impl Command {
                     | OsdCommand::Tree
                     | OsdCommand::Inspect { .. }
                     | OsdCommand::Check { .. }
+                    | OsdCommand::NewEngine { .. }
             ),
             _ => false,
         }

@@ -167,6 +167,9 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
         OsdCommand::Inspect { path, objects } => osd::inspect(&path, objects.as_deref(), format),
+        OsdCommand::NewEngine { path, objects, yes } => {
+            osd::new_engine(&path, objects.as_deref(), yes, format)
+        }
         OsdCommand::Check { path, objects } => osd::check(&path, objects.as_deref(), format),
     }
 }

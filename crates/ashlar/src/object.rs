@@ -22,7 +22,7 @@ use objects::operation::OBJECT_SIZE_MAX;
 use serde_json::{Value, json};
 
 use crate::call::table;
-use crate::cli::{IfArgs, ObjectCommand, PoolArg, RangeArgs};
+use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
     Column, Format, Progress, Show, column, failure, print_json, print_rows, size_column,
 };
@@ -39,10 +39,6 @@ const OBJECT: &[Column] = &[
 
 /// Of this many bytes on, commands show how far they are.
 const LONG_SIZE: u64 = 8 << 20;
-/// So many attributes or records are copied in one operation, at most.
-const COPY_COUNT_MAX: usize = 100;
-/// So many bytes of attributes or records are copied in one operation, at most.
-const COPY_SIZE_MAX: usize = 256 << 10;
 
 /// Runs `ashlar object`.
 pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result<(), Failure> {
@@ -51,10 +47,9 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
             let (name, assertions) = (named(&name)?, assertions_of(&condition)?);
             let data = read_file(&file)?;
             let pool = open(config, format, &pool)?;
-            let size = data.len() as u64;
-            let mut bar = (size >= LONG_SIZE).then(|| Progress::new(format, "put", size));
-            let progress = |done| bar.iter_mut().for_each(|bar| bar.set(done));
-            let version = block_on(pool.put(&name, assertions, data, progress));
+            let (size, mut bar) = (data.len() as u64, Bar::new(format, "put"));
+            let version = block_on(pool.put(&name, assertions, data, |done| bar.set(done, size)));
+            drop(bar);
             let version = version.map_err(|error| failed(&name, &error))?;
             print_version(format, &name, version);
             Ok(())
@@ -81,22 +76,26 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
             let listing = Listing { delimiter: delimiter.as_bytes().to_vec(), ..listing(&range) };
             ls(&pool, listing, range.limit, format)
         }
-        ObjectCommand::Rm { names, pool } => {
+        ObjectCommand::Rm { names, condition, pool } => {
+            let assertions = assertions_of_version(&condition, names.len())?;
             let pool = open(config, format, &pool)?;
-            remove_all(&pool, &names)
+            remove_all(&pool, &names, &assertions)
         }
         ObjectCommand::Cp { from, to, pool } => {
             let pool = open(config, format, &pool)?;
             let (from, to) = (named(&from)?, named(&to)?);
-            let copied = block_on(copy(&pool, &from, &to));
+            let mut bar = Bar::new(format, "copy");
+            let copied = block_on(pool.copy(&from, &to, |done, size| bar.set(done, size)));
+            drop(bar);
             let version = copied.map_err(|error| failed(&from, &error))?;
             print_version(format, &to, version);
             Ok(())
         }
-        ObjectCommand::Setattr { name, attribute, value, pool } => {
-            let pool = open(config, format, &pool)?;
+        ObjectCommand::Setattr { name, attribute, value, condition, pool } => {
             let field = Field::Attribute(attribute.as_bytes().to_vec());
-            set(&pool, &named(&name)?, field, &value, format)
+            let (value, assertions) = (value_of(value)?, assertions_of(&condition)?);
+            let pool = open(config, format, &pool)?;
+            set(&pool, &named(&name)?, (assertions, field, value), format)
         }
         ObjectCommand::Getattr { name, attribute, pool } => {
             let pool = open(config, format, &pool)?;
@@ -113,16 +112,16 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
             let pages = |listing| pool.attributes(&name, listing);
             records::print_fields(&name, all(), None, pages, format)
         }
-        ObjectCommand::Rmattr { name, attribute, pool } => {
+        ObjectCommand::Rmattr { name, attribute, condition, pool } => {
+            let assertions = assertions_of_version(&condition, 1)?;
             let pool = open(config, format, &pool)?;
             let field = Field::Attribute(attribute.as_bytes().to_vec());
-            unset(&pool, &named(&name)?, vec![field])
+            unset(&pool, &named(&name)?, &assertions, vec![field])
         }
         ObjectCommand::Records(command) => records::records(config, command, format),
     }
 }
 
-/// Opens the pool of a command: the named one, or the only one that keeps objects.
 /// Opens the pool that was named, or the only one that there is.
 pub fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool, Failure> {
     let name = match &arg.pool {
@@ -178,11 +177,16 @@ pub fn list_failed(error: &ObjectError) -> Failure {
 }
 
 /// Removes all of these objects. The first one that was not there is reported when the others are gone.
-fn remove_all(pool: &ObjectPool, names: &[OsString]) -> Result<(), Failure> {
+fn remove_all(
+    pool: &ObjectPool,
+    names: &[OsString],
+    assertions: &[Assertion],
+) -> Result<(), Failure> {
     let mut result = Ok(());
     for name in names {
         let name = named(name)?;
-        let was_there = block_on(pool.remove(&name)).map_err(|error| failed(&name, &error))?;
+        let was_there = block_on(pool.remove(&name, assertions.to_vec()))
+            .map_err(|error| failed(&name, &error))?;
         if !was_there && result.is_ok() {
             result = Err(failed(&name, &ObjectError::Absent));
         }
@@ -202,7 +206,23 @@ fn assertions_of(condition: &IfArgs) -> Result<Vec<Assertion>, Failure> {
     if condition.if_absent {
         return Ok(vec![Assertion::Absent]);
     }
-    let Some(text) = &condition.if_version else { return Ok(Vec::new()) };
+    version_asserted(condition.if_version.as_ref())
+}
+
+/// Returns what a removal of one of `count` things requires of its object.
+fn assertions_of_version(
+    condition: &IfVersionArg,
+    count: usize,
+) -> Result<Vec<Assertion>, Failure> {
+    if condition.if_version.is_some() && count > 1 {
+        let hint = "each change gives the object a new version: remove them one by one";
+        return Err(failure("invalid", "--if-version is for one name only", hint));
+    }
+    version_asserted(condition.if_version.as_ref())
+}
+
+fn version_asserted(text: Option<&String>) -> Result<Vec<Assertion>, Failure> {
+    let Some(text) = text else { return Ok(Vec::new()) };
     match version_of(text) {
         Some(version) => Ok(vec![Assertion::Version(version)]),
         None => {
@@ -291,13 +311,15 @@ fn get(
     format: Format,
 ) -> Result<(), Failure> {
     let failed = |error: ObjectError| failed(name, &error);
+    let mut bar = Bar::new(format, "get");
     let (stat, data) = if length <= u64::from(READ_DATA_MAX) {
         block_on(pool.read(name, offset, length as u32))
     } else {
-        block_on(pool.get(name))
+        block_on(pool.get_with(name, |done, size| bar.set(done, size)))
     }
     .map_err(failed)?
     .ok_or_else(|| failed(ObjectError::Absent))?;
+    drop(bar);
     let whole = offset..offset.saturating_add(length);
     let data = match data.len() as u64 {
         _ if length <= u64::from(READ_DATA_MAX) => &data[..],
@@ -309,6 +331,36 @@ fn get(
         print_json(&stat_row(name.bytes(), &stat));
     }
     Ok(())
+}
+
+/// Shows how far long data is.
+struct Bar {
+    format: Format,
+    title: &'static str,
+    shown: Option<Progress>,
+}
+
+impl Bar {
+    fn new(format: Format, title: &'static str) -> Bar {
+        Bar { format, title, shown: None }
+    }
+
+    /// So many bytes are done of `size`.
+    fn set(&mut self, done: u64, size: u64) {
+        if size >= LONG_SIZE {
+            let new = || Progress::new(self.format, self.title, size);
+            self.shown.get_or_insert_with(new).set(done);
+        }
+    }
+}
+
+/// Returns the value of an attribute, a record or a key: that of the command line, or what a file has.
+fn value_of(value: ValueArgs) -> Result<Vec<u8>, Failure> {
+    match (value.value, value.file) {
+        (Some(value), _) => Ok(value.into_encoded_bytes()),
+        (None, Some(file)) => read_file(&file),
+        (None, None) => unreachable!("one of them is required"),
+    }
 }
 
 /// Reads a file, or standard input, of at most the size of the largest object.
@@ -361,13 +413,13 @@ fn write_file(file: &Path, data: &[u8]) -> Result<(), Failure> {
 fn set(
     pool: &ObjectPool,
     name: &Name,
-    field: Field,
-    value: &OsString,
+    (assertions, field, value): (Vec<Assertion>, Field, Vec<u8>),
     format: Format,
 ) -> Result<(), Failure> {
-    let change = ObjectChange::Set(field, value.as_bytes().to_vec());
-    let executed =
-        block_on(pool.change(name, vec![change])).map_err(|error| failed(name, &error))?;
+    let changes = vec![ObjectChange::Set(field, value)];
+    let steps = ObjectSteps { name: name.clone(), assertions, changes };
+    let executed = block_on(pool.execute(&Operation { objects: vec![steps] }));
+    let executed = executed.map_err(|error| failed(name, &error))?;
     if format == Format::Json {
         print_version(format, name, executed.version);
     }
@@ -375,16 +427,23 @@ fn set(
 }
 
 /// Removes attributes or records. It is an error if one of them is not there.
-fn unset(pool: &ObjectPool, name: &Name, fields: Vec<Field>) -> Result<(), Failure> {
+fn unset(
+    pool: &ObjectPool,
+    name: &Name,
+    assertions: &[Assertion],
+    fields: Vec<Field>,
+) -> Result<(), Failure> {
     for field in fields {
-        let steps = ObjectSteps {
-            name: name.clone(),
-            assertions: vec![Assertion::Has(field.clone())],
-            changes: vec![ObjectChange::Unset(field.clone())],
-        };
+        let mut assertions = assertions.to_vec();
+        let position = assertions.len();
+        assertions.push(Assertion::Has(field.clone()));
+        let changes = vec![ObjectChange::Unset(field.clone())];
+        let steps = ObjectSteps { name: name.clone(), assertions, changes };
         match block_on(pool.execute(&Operation { objects: vec![steps] })) {
             Ok(_) => {}
-            Err(ObjectError::Asserted { .. }) => return Err(lacks(name, &field)),
+            Err(ObjectError::Asserted { step, .. }) if step == position => {
+                return Err(lacks(name, &field));
+            }
             Err(error) => return Err(failed(name, &error)),
         }
     }
@@ -419,70 +478,6 @@ fn print_field(
         Format::Text => write_file(Path::new("-"), &value)?,
     }
     Ok(())
-}
-
-/// Copies an object. The copy is partial until it has everything. Fails with [`ObjectError::Changed`] if the
-/// object was changed meanwhile, and if it is partial itself.
-async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, ObjectError> {
-    let (stat, data) = pool.get(from).await?.ok_or(ObjectError::Absent)?;
-    if stat.is_partial {
-        let why = "it is partial: put it again first".to_string();
-        return Err(ObjectError::Invalid { why });
-    }
-    if from == to {
-        return Ok(stat.version);
-    }
-    // What else the new name had goes with the mark: from here on the copy is partial.
-    let everything = ObjectChange::RemoveRecords { from: Vec::new(), before: None };
-    let changes = vec![ObjectChange::Put(Vec::new()), everything, ObjectChange::Partial(true)];
-    pool.change(to, changes).await?;
-    remove_attributes(pool, to).await?;
-    pool.put(to, Vec::new(), data, |_| {}).await?;
-    pool.change(to, vec![ObjectChange::Partial(true)]).await?;
-    let mut of_records = false;
-    let mut listing = Listing { count_max: COPY_COUNT_MAX, size_max: COPY_SIZE_MAX, ..all() };
-    loop {
-        let page = match of_records {
-            false => pool.attributes(from, listing.clone()).await?,
-            true => pool.records(from, listing.clone()).await?,
-        };
-        let entries = page.entries.into_iter();
-        let changes: Vec<ObjectChange> = entries
-            .filter_map(|entry| {
-                let PageEntry::Key(key, value) = entry else { return None };
-                let key = key.to_vec();
-                let field = if of_records { Field::Record(key) } else { Field::Attribute(key) };
-                Some(ObjectChange::Set(field, value.to_vec()))
-            })
-            .collect();
-        if !changes.is_empty() {
-            pool.change(to, changes).await?;
-        }
-        match (page.next, of_records) {
-            (Some(next), _) => listing.from = next,
-            (None, false) => (of_records, listing.from) = (true, Vec::new()),
-            (None, true) => break,
-        }
-    }
-    match pool.stat(from).await? {
-        Some(now) if now.version == stat.version => {
-            Ok(pool.change(to, vec![ObjectChange::Partial(false)]).await?.version)
-        }
-        _ => Err(ObjectError::Changed),
-    }
-}
-
-async fn remove_attributes(pool: &ObjectPool, name: &Name) -> Result<(), ObjectError> {
-    loop {
-        let listing = Listing { count_max: COPY_COUNT_MAX, ..all() };
-        let page = pool.attributes(name, listing).await?;
-        let keys = page.entries.iter().map(|entry| entry.key().to_vec());
-        let changes: Vec<_> = keys.map(|key| ObjectChange::Unset(Field::Attribute(key))).collect();
-        if changes.is_empty() {
-            return Ok(());
-        }
-        pool.change(name, changes).await?;
-    }
 }
 
 #[cfg(test)]

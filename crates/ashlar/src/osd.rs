@@ -7,5 +7,6 @@ mod run;
 mod store_file;
 
 pub use create::{CreateRequest, Place, create, create_osd, unfinished_osd};
+pub use engine::renew as new_engine;
 pub use inspect::{check, compare, inspect};
 pub use run::{Memory, RunPlace, log_of, run};

@@ -18,6 +18,7 @@ use base::hash::pg_of_hash;
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
 use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_VALUES_MAX};
+use objects::operation::OPERATION_DATA_MAX;
 use objects::{
     LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, decode_answers, decode_pages,
     decode_results, group_operations, merge_pages,
@@ -34,6 +35,11 @@ use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
 
 /// How often a read of several parts begins again when the object was changed meanwhile.
 const READ_AGAIN_MAX: u32 = 8;
+
+/// So many attributes or records are copied in one operation, at most.
+const COPY_COUNT_MAX: usize = 100;
+/// So many bytes of attributes or records are copied in one operation, at most.
+const COPY_SIZE_MAX: usize = 256 << 10;
 
 /// The fewest bytes of a PG's page of a scan.
 const SCAN_SIZE_MIN: usize = 16 << 10;
@@ -226,8 +232,20 @@ impl ObjectPool {
     ///
     /// Errors: `Changed`, `Damaged`, `Ended`.
     pub async fn get(&self, name: &Name) -> Result<Option<(Stat, Vec<u8>)>, ObjectError> {
+        self.get_with(name, |_, _| {}).await
+    }
+
+    /// Reads as [`ObjectPool::get`] does. `progress` is told how many bytes came, and of how many.
+    pub async fn get_with(
+        &self,
+        name: &Name,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Option<(Stat, Vec<u8>)>, ObjectError> {
         let mut get = LongGet::new(name.clone());
         while let Some(read) = get.read() {
+            if let Some((came, size)) = get.progress() {
+                progress(came, size);
+            }
             if get.changed_count() > READ_AGAIN_MAX {
                 return Err(ObjectError::Changed);
             }
@@ -297,10 +315,106 @@ impl ObjectPool {
         Ok(version)
     }
 
+    /// Copies an object with its attributes and records; what was under the new name goes. It is several
+    /// operations, so the copy is marked as partial ([`Stat::is_partial`]) until it has everything, also if
+    /// this client dies. Returns the version of the copy. `progress` is told how many bytes of data are
+    /// there, and of how many.
+    ///
+    /// Errors: `Absent`; `Invalid`: the object is partial itself; `Changed`: somebody changed the object, or
+    /// the copy, meanwhile; as those of [`ObjectPool::execute`].
+    pub async fn copy(
+        &self,
+        from: &Name,
+        to: &Name,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Version, ObjectError> {
+        let (stat, data) = self.get(from).await?.ok_or(ObjectError::Absent)?;
+        if stat.is_partial {
+            let why = "it is partial: put it again first".to_string();
+            return Err(ObjectError::Invalid { why });
+        }
+        if from == to {
+            return Ok(stat.version);
+        }
+        // What else the new name had goes with the mark.
+        let everything = ObjectChange::RemoveRecords { from: Vec::new(), before: None };
+        let changes = vec![ObjectChange::Put(Vec::new()), everything, ObjectChange::Partial(true)];
+        let mut version = self.change(to, changes).await?.version;
+        let few = || Listing { count_max: COPY_COUNT_MAX, size_max: COPY_SIZE_MAX, ..all() };
+        loop {
+            let keys = match self.attributes(to, few()).await {
+                // Somebody removed the copy.
+                Err(ObjectError::Absent) => return Err(ObjectError::Changed),
+                keys => keys?.entries,
+            };
+            let keys = keys.iter().map(|entry| Field::Attribute(entry.key().to_vec()));
+            let changes: Vec<_> = keys.map(ObjectChange::Unset).collect();
+            if changes.is_empty() {
+                break;
+            }
+            version = self.change_at(to, version, changes).await?;
+        }
+        let mut written = 0;
+        for part in data.chunks(OPERATION_DATA_MAX as usize) {
+            let write = ObjectChange::Write { offset: written, bytes: part.to_vec() };
+            version = self.change_at(to, version, vec![write]).await?;
+            written += part.len() as u64;
+            progress(written, data.len() as u64);
+        }
+        for of_records in [false, true] {
+            let mut listing = few();
+            loop {
+                let page = match of_records {
+                    false => self.attributes(from, listing.clone()).await?,
+                    true => self.records(from, listing.clone()).await?,
+                };
+                let entries = page.entries.into_iter();
+                let changes: Vec<ObjectChange> = entries
+                    .filter_map(|entry| {
+                        let PageEntry::Key(key, value) = entry else { return None };
+                        let kind = if of_records { Field::Record } else { Field::Attribute };
+                        Some(ObjectChange::Set(kind(key.to_vec()), value.to_vec()))
+                    })
+                    .collect();
+                if !changes.is_empty() {
+                    version = self.change_at(to, version, changes).await?;
+                }
+                match page.next {
+                    Some(next) => listing.from = next,
+                    None => break,
+                }
+            }
+        }
+        match self.stat(from).await? {
+            Some(now) if now.version == stat.version => {
+                self.change_at(to, version, vec![ObjectChange::Partial(false)]).await
+            }
+            _ => Err(ObjectError::Changed),
+        }
+    }
+
+    /// Changes an object that has this version. Returns its new one.
+    async fn change_at(
+        &self,
+        name: &Name,
+        version: Version,
+        changes: Vec<ObjectChange>,
+    ) -> Result<Version, ObjectError> {
+        let assertions = vec![Assertion::Version(version)];
+        let steps = ObjectSteps { name: name.clone(), assertions, changes };
+        match self.execute(&Operation { objects: vec![steps] }).await {
+            Ok(executed) if executed.version > Version::ZERO => Ok(executed.version),
+            // It changed nothing.
+            Ok(_) => Ok(version),
+            Err(ObjectError::Asserted { .. }) => Err(ObjectError::Changed),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Carries out many operations, each on one object. Those of one PG go together, as many as fit one
-    /// request, and happen together. Operations on the same object should not be in one call: they may
-    /// happen in
-    /// any order. Returns how many happened and, if some did not, why.
+    /// request (1,000 objects, 1 MiB), and happen together, unless what one of the objects has makes the
+    /// request too large: then they happen one by one. Operations on the same object should not be in one
+    /// call: they may happen in any order. Returns how many happened and, if some did not, why.
     pub async fn bulk(&self, operations: Vec<ObjectSteps>) -> (usize, Result<(), ObjectError>) {
         let (mut alone, mut result) = (VecDeque::new(), Ok(()));
         let sound = operations.into_iter().filter(|steps| {
@@ -340,8 +454,16 @@ impl ObjectPool {
     }
 
     /// Removes an object with everything that it has. Returns whether there was one.
-    pub async fn remove(&self, name: &Name) -> Result<bool, ObjectError> {
-        let executed = self.change(name, vec![ObjectChange::Remove]).await?;
+    ///
+    /// Errors: `Asserted`, as the assertions say; as those of [`ObjectPool::execute`].
+    pub async fn remove(
+        &self,
+        name: &Name,
+        assertions: Vec<Assertion>,
+    ) -> Result<bool, ObjectError> {
+        let changes = vec![ObjectChange::Remove];
+        let steps = ObjectSteps { name: name.clone(), assertions, changes };
+        let executed = self.execute(&Operation { objects: vec![steps] }).await?;
         Ok(executed.results == [StepResult::Removed(true)])
     }
 

@@ -120,6 +120,11 @@ impl LongGet {
         (!self.is_done).then(|| Read::Data { name: self.name.clone(), offset, length })
     }
 
+    /// Returns how many bytes came, and of how many. `None`: nothing came yet.
+    pub fn progress(&self) -> Option<(u64, u64)> {
+        self.found.as_ref().map(|(stat, data)| (data.len() as u64, stat.size))
+    }
+
     /// Takes the answer to the read that [`LongGet::read`] returned. The error: it does not fit the question.
     pub fn on_answer(&mut self, answer: Option<(Stat, Vec<u8>)>) -> Result<(), String> {
         let Some(Read::Data { offset, length: asked, .. }) = self.read() else {

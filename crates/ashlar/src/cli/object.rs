@@ -25,6 +25,25 @@ pub struct IfArgs {
     pub if_version: Option<String>,
 }
 
+/// What a removal requires of the object.
+#[derive(Args)]
+pub struct IfVersionArg {
+    /// Only if this is the version that is there, as `stat` and `put` print it
+    #[arg(long, value_name = "EPOCH.COUNTER")]
+    pub if_version: Option<String>,
+}
+
+/// A value: on the command line, or in a file.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+pub struct ValueArgs {
+    /// The value: up to 64 KiB, that of a key up to 32 KiB
+    pub value: Option<OsString>,
+    /// The file that has the value, with any bytes; `-` reads standard input
+    #[arg(long)]
+    pub file: Option<PathBuf>,
+}
+
 /// Which names or keys are listed.
 #[derive(Args)]
 pub struct RangeArgs {
@@ -105,6 +124,8 @@ pub enum ObjectCommand {
         #[arg(required = true)]
         names: Vec<OsString>,
         #[command(flatten)]
+        condition: IfVersionArg,
+        #[command(flatten)]
         pool: PoolArg,
     },
     /// Copy an object's data, attributes and records. What was under the new name goes; until everything is
@@ -125,8 +146,10 @@ pub enum ObjectCommand {
         name: OsString,
         /// Name of the attribute: 1 to 255 bytes
         attribute: OsString,
-        /// The value: up to 64 KiB
-        value: OsString,
+        #[command(flatten)]
+        value: ValueArgs,
+        #[command(flatten)]
+        condition: IfArgs,
         #[command(flatten)]
         pool: PoolArg,
     },
@@ -155,6 +178,8 @@ pub enum ObjectCommand {
         name: OsString,
         /// Name of the attribute
         attribute: OsString,
+        #[command(flatten)]
+        condition: IfVersionArg,
         #[command(flatten)]
         pool: PoolArg,
     },
@@ -193,8 +218,10 @@ pub enum RecordsCommand {
         name: OsString,
         /// Key of the record: 1 to 2,048 bytes
         key: OsString,
-        /// The value: up to 64 KiB
-        value: OsString,
+        #[command(flatten)]
+        value: ValueArgs,
+        #[command(flatten)]
+        condition: IfArgs,
         #[command(flatten)]
         pool: PoolArg,
     },
@@ -220,6 +247,26 @@ pub enum RecordsCommand {
         #[arg(required = true)]
         keys: Vec<OsString>,
         #[command(flatten)]
+        condition: IfVersionArg,
+        #[command(flatten)]
+        pool: PoolArg,
+    },
+    /// Remove all records, or those of a range, at once
+    #[command(
+        after_help = "Example:\n  ashlar object records clear photos --from 2025- --before 2026-"
+    )]
+    Clear {
+        /// Name of the object
+        name: OsString,
+        /// The first key that is removed
+        #[arg(long, default_value = "")]
+        from: OsString,
+        /// The first key behind those that are removed; without it all that follow are
+        #[arg(long)]
+        before: Option<OsString>,
+        #[command(flatten)]
+        condition: IfVersionArg,
+        #[command(flatten)]
         pool: PoolArg,
     },
 }
@@ -233,8 +280,8 @@ pub enum KvCommand {
     Put {
         /// The key: 1 to 1,024 bytes
         key: OsString,
-        /// The value: up to 32 KiB
-        value: OsString,
+        #[command(flatten)]
+        value: ValueArgs,
         #[command(flatten)]
         condition: IfArgs,
         #[command(flatten)]
@@ -254,6 +301,8 @@ pub enum KvCommand {
         /// The keys
         #[arg(required = true)]
         keys: Vec<OsString>,
+        #[command(flatten)]
+        condition: IfVersionArg,
         #[command(flatten)]
         pool: PoolArg,
     },

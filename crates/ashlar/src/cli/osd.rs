@@ -122,6 +122,19 @@ pub enum OsdCommand {
         #[arg(long, value_name = "DIR")]
         objects: Option<PathBuf>,
     },
+    /// Replace the engine of a stopped OSD, which keeps its records of objects, by an empty one: for an
+    /// engine that is lost, or cannot be opened any more. Its copies of objects are made anew from other OSDs
+    #[command(after_help = "Example:\n  ashlar osd new-engine /var/lib/ashlar/osd.4 --yes")]
+    NewEngine {
+        /// The path given to `osd create`
+        path: PathBuf,
+        /// The directory of its records of objects, if it is not beside its file of blocks
+        #[arg(long, value_name = "DIR")]
+        objects: Option<PathBuf>,
+        /// Confirm: what is left of the old engine is removed
+        #[arg(long)]
+        yes: bool,
+    },
     /// Read and verify everything on the disk of a stopped OSD; exit code 1 if it is damaged
     #[command(after_help = "Example:\n  ashlar osd check .ashlar/osd.1")]
     Check {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use client::objects::{
@@ -15,8 +14,8 @@ use objects::operation::INLINE_SIZE_MAX;
 use serde_json::{Value, json};
 
 use super::{
-    assertions_of, escape, failed, list_failed, listing, merged, named, open, print_version,
-    remove_all, warn_of_partial, write_file,
+    Bar, assertions_of, assertions_of_version, escape, failed, list_failed, listing, merged, named,
+    open, print_version, remove_all, value_of, warn_of_partial, write_file,
 };
 use crate::cli::KvCommand;
 use crate::output::{Format, failure, print_json};
@@ -30,9 +29,10 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
     match command {
         KvCommand::Put { key, value, condition, pool } => {
             let (key, assertions) = (named(&key)?, assertions_of(&condition)?);
-            check_value(&key, value.as_bytes())?;
+            let value = value_of(value)?;
+            check_value(&key, &value)?;
             let pool = open(config, format, &pool)?;
-            let put = block_on(pool.put(&key, assertions, value.as_bytes().to_vec(), |_| {}));
+            let put = block_on(pool.put(&key, assertions, value, |_| {}));
             print_version(format, &key, put.map_err(|error| failed(&key, &error))?);
             Ok(())
         }
@@ -53,9 +53,10 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
                 Format::Text => write_file(Path::new("-"), &value),
             }
         }
-        KvCommand::Del { keys, pool } => {
+        KvCommand::Del { keys, condition, pool } => {
+            let assertions = assertions_of_version(&condition, keys.len())?;
             let pool = open(config, format, &pool)?;
-            remove_all(&pool, &keys)
+            remove_all(&pool, &keys, &assertions)
         }
         KvCommand::Scan { range, pool } => {
             let pool = open(config, format, &pool)?;
@@ -63,14 +64,17 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
         }
         KvCommand::Bulk { file, pool } => {
             let pool = open(config, format, &pool)?;
+            let mut bar = Bar::new(format, "bulk");
             let count = match file == Path::new("-") {
-                true => bulk(&pool, io::stdin().lock())?,
+                true => bulk(&pool, io::stdin().lock(), |_| {})?,
                 false => {
                     let opened = std::fs::File::open(&file);
                     let opened = opened.map_err(|error| cannot_read(&file, &error))?;
-                    bulk(&pool, io::BufReader::new(opened))?
+                    let size = opened.metadata().map_or(0, |found| found.len());
+                    bulk(&pool, io::BufReader::new(opened), |done| bar.set(done, size))?
                 }
             };
+            drop(bar);
             match format {
                 Format::Json => print_json(&json!({ "changed": count })),
                 Format::Text => println!("{count} keys changed"),
@@ -150,9 +154,13 @@ fn scan(
     Ok(())
 }
 
-/// Stores what the lines say. Returns how many keys changed.
-fn bulk(pool: &ObjectPool, mut lines: impl BufRead) -> Result<usize, Failure> {
-    let (mut changes, mut size, mut done) = (BTreeMap::new(), 0, 0);
+/// Stores what the lines say. Returns how many keys changed. `progress` is told how many bytes are stored.
+fn bulk(
+    pool: &ObjectPool,
+    mut lines: impl BufRead,
+    mut progress: impl FnMut(u64),
+) -> Result<usize, Failure> {
+    let (mut changes, mut size, mut done, mut stored) = (BTreeMap::new(), 0, 0, 0);
     let mut send = |changes: BTreeMap<Name, Option<Vec<u8>>>| {
         let steps = changes.into_iter().map(|(name, value)| {
             let change = value.map_or(ObjectChange::Remove, ObjectChange::Put);
@@ -187,6 +195,8 @@ fn bulk(pool: &ObjectPool, mut lines: impl BufRead) -> Result<usize, Failure> {
         changes.insert(key, value);
         if changes.len() >= PORTION_COUNT || size >= PORTION_SIZE {
             send(std::mem::take(&mut changes))?;
+            stored += size as u64;
+            progress(stored);
             size = 0;
         }
     }

@@ -1,16 +1,21 @@
 //! `ashlar object records`, and lists of attributes.
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use client::Config;
 use client::block_on;
 use client::objects::{
-    Bytes, Field, Listing, Name, ObjectChange, ObjectError, Page, PageEntry, StepResult,
+    Bytes, Field, Listing, Name, ObjectChange, ObjectError, ObjectSteps, Operation, Page,
+    PageEntry, StepResult,
 };
 use cluster::message::Failure;
 use serde_json::json;
 
-use super::{escape, failed, listing, merged, named, open, print_field, set, unset};
+use super::{
+    assertions_of, assertions_of_version, escape, failed, listing, merged, named, open,
+    print_field, print_version, set, unset, value_of,
+};
 use crate::cli::RecordsCommand;
 use crate::output::{Column, Format, column, print_json, print_rows};
 
@@ -29,10 +34,11 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
             let pool = open(config, format, &pool)?;
             print_field(&pool, &named(&name)?, Field::Record(key.as_bytes().to_vec()), format)
         }
-        RecordsCommand::Set { name, key, value, pool } => {
-            let pool = open(config, format, &pool)?;
+        RecordsCommand::Set { name, key, value, condition, pool } => {
             let field = Field::Record(key.as_bytes().to_vec());
-            set(&pool, &named(&name)?, field, &value, format)
+            let (value, assertions) = (value_of(value)?, assertions_of(&condition)?);
+            let pool = open(config, format, &pool)?;
+            set(&pool, &named(&name)?, (assertions, field, value), format)
         }
         RecordsCommand::Add { name, key, amount, pool } => {
             let pool = open(config, format, &pool)?;
@@ -52,10 +58,26 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
             }
             Ok(())
         }
-        RecordsCommand::Rm { name, keys, pool } => {
+        RecordsCommand::Rm { name, keys, condition, pool } => {
+            let assertions = assertions_of_version(&condition, keys.len())?;
             let pool = open(config, format, &pool)?;
             let fields = keys.iter().map(|key| Field::Record(key.as_bytes().to_vec())).collect();
-            unset(&pool, &named(&name)?, fields)
+            unset(&pool, &named(&name)?, &assertions, fields)
+        }
+        RecordsCommand::Clear { name, from, before, condition, pool } => {
+            let assertions = assertions_of_version(&condition, 1)?;
+            let pool = open(config, format, &pool)?;
+            let name = named(&name)?;
+            let before = before.map(OsString::into_encoded_bytes);
+            let from = from.into_encoded_bytes();
+            let changes = vec![ObjectChange::RemoveRecords { from, before }];
+            let steps = ObjectSteps { name: name.clone(), assertions, changes };
+            let executed = block_on(pool.execute(&Operation { objects: vec![steps] }));
+            let executed = executed.map_err(|error| failed(&name, &error))?;
+            if format == Format::Json {
+                print_version(format, &name, executed.version);
+            }
+            Ok(())
         }
     }
 }

@@ -13,9 +13,10 @@ use cluster::message::Failure;
 use engine::{Identity, OpenError, Rocks, RocksReadOnly, Settings};
 use format::disk::{EngineId, Superblock};
 use node::Engine;
+use serde_json::json;
 
-use super::store_file::device_at;
-use crate::output::failure;
+use super::store_file::{blocks_of, device_at, open_blocks, superblock_of};
+use crate::output::{Format, failure, print_json};
 
 /// The directory of the engine, beside the file of an OSD in a directory.
 const DIRECTORY: &str = "objects";
@@ -34,7 +35,7 @@ pub fn directory_of(path: &Path, named: Option<&Path>) -> Option<PathBuf> {
 /// Returns whether the directory of the engine lies in the file system of the OSD's blocks.
 pub fn shares_space(path: &Path, objects: Option<&Path>) -> bool {
     let file_system = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
-    let of_blocks = file_system(&super::store_file::blocks_of(path));
+    let of_blocks = file_system(&blocks_of(path));
     objects.and_then(file_system).is_some_and(|of_engine| Some(of_engine) == of_blocks)
 }
 
@@ -153,6 +154,51 @@ pub fn add(directory: &Path, store: StoreId) -> Result<(), OpenError> {
     Rocks::create(directory, Identity { engine, store: store.get() })
 }
 
+/// Runs `ashlar osd new-engine`: replaces the engine of a stopped OSD by an empty one. The store sees that it
+/// lacks what it had, so that nobody takes an empty copy for a whole one.
+pub fn renew(
+    path: &Path,
+    objects: Option<&Path>,
+    accepted: bool,
+    format: Format,
+) -> Result<(), Failure> {
+    let blocks = blocks_of(path);
+    let _lock = open_blocks(&blocks, true)?;
+    let superblock = superblock_of(&blocks)?;
+    let (osd, store) = (superblock.osd, superblock.store.get());
+    let Some(engine) = superblock.engine.map(EngineId::get) else {
+        let message = format!("{osd} has no engine: it keeps no records of objects");
+        return Err(failure("not_found", message, "start it as it is"));
+    };
+    let directory = directory_of(path, objects).ok_or_else(|| without_name(osd))?;
+    let identity = Identity { engine, store };
+    let opened = RocksReadOnly::open(&directory, identity, &Settings::default());
+    if let Ok((_, families)) = &opened
+        && families.iter().all(|family| !family.is_damaged)
+    {
+        let message = format!("the engine of {osd} can be opened: its records are there");
+        return Err(failure("invalid", message, "start the OSD, or check it: `ashlar osd check`"));
+    }
+    drop(opened);
+    if !accepted {
+        let message = format!(
+            "{osd} loses its copies of all objects: they are made anew from other OSDs, and those of \
+             which nobody else has a copy are lost"
+        );
+        let hint = "`ashlar pool ls` shows how many copies pools keep; confirm with --yes";
+        return Err(failure("confirm", message, hint));
+    }
+    Rocks::renew(&directory, identity).map_err(|error| {
+        let Failure { code, hint, .. } = cannot_open(osd, &error);
+        failure(&code, format!("the engine of {osd} cannot be replaced: {error}"), hint)
+    })?;
+    match format {
+        Format::Json => print_json(&json!({ "osd": osd, "objects": directory })),
+        Format::Text => println!("{osd} has an empty engine: start it, and it is filled"),
+    }
+    Ok(())
+}
+
 /// Returns why pools of objects wait where an engine cannot be added.
 pub fn cannot_add(error: &OpenError) -> String {
     format!(
@@ -172,8 +218,9 @@ fn without_directory(osd: OsdId) -> String {
 fn cannot_open(osd: OsdId, error: &OpenError) -> Failure {
     let hint = match error {
         OpenError::Missing(_) => {
-            "its records are there only: put the directory back, or name it with --objects DIR; if \
-             it is lost, wipe the OSD and create it again: it is filled from the others"
+            "its records are there only: mount its disk, put the directory back, or name it with \
+             --objects DIR; if it is lost, `ashlar osd new-engine PATH` gives the OSD an empty one, \
+             which is filled from the others"
         }
         OpenError::Foreign(_) => {
             "name the directory that belongs to this OSD with --objects DIR; `ashlar osd ls` shows \
@@ -182,8 +229,8 @@ fn cannot_open(osd: OsdId, error: &OpenError) -> Failure {
         OpenError::InUse(_) => "another process has it open: stop that one first",
         OpenError::TooNew(_) => "use the version of ashlar that wrote it",
         OpenError::Corrupt(_) => {
-            "check its disk; if it is lost, wipe the OSD and create it again: it is filled from the \
-             others"
+            "check its disk; if it is lost, `ashlar osd new-engine PATH` gives the OSD an empty one, \
+             which is filled from the others"
         }
         OpenError::Full(_) => "make space in its file system",
         OpenError::Occupied(_) | OpenError::Io(_) => "check the path and its permissions",

@@ -88,7 +88,23 @@ fn objects_are_stored_changed_and_listed_by_commands() {
     assert_eq!(cluster.run(&["object", "get", "short"]), "another");
 
     // Attributes and records.
-    cluster.run(&["object", "setattr", "short", "colour", "grey"]);
+    cluster.run(&["object", "setattr", "short", "colour", "blue"]);
+    let version_of = |name: &str| {
+        let version = cluster.json(&["object", "stat", name])[0]["version"].clone();
+        version.as_str().expect("a text").to_string()
+    };
+    let version = version_of("short");
+    let if_version = ["object", "setattr", "short", "colour", "grey", "--if-version", &version];
+    cluster.run(&if_version);
+    cluster.refused(&if_version, "asserted");
+    cluster.refused(&["object", "rm", "short", "--if-version", &version], "asserted");
+    cluster.refused(&["object", "rm", "short", "long", "--if-version", &version], "invalid");
+    let bytes = b"all\0bytes\xff";
+    piped(&cluster, &["object", "setattr", "short", "raw", "--file", "-"], bytes);
+    assert_eq!(bytes_of(&mut cluster.command(&["object", "getattr", "short", "raw"])), bytes);
+    cluster.refused(&["object", "rmattr", "short", "raw", "--if-version", &version], "asserted");
+    cluster.run(&["object", "rmattr", "short", "raw", "--if-version", &version_of("short")]);
+    cluster.refused(&["object", "getattr", "short", "raw"], "not_found");
     assert_eq!(cluster.run(&["object", "getattr", "short", "colour"]), "grey");
     cluster.refused(&["object", "getattr", "short", "size"], "not_found");
     for key in ["b", "a", "c"] {
@@ -105,7 +121,18 @@ fn objects_are_stored_changed_and_listed_by_commands() {
     assert_eq!(keys(&[]), ["a", "c", "n"]);
     assert_eq!(keys(&["--from", "b", "--before", "n"]), ["c"]);
     assert_eq!(keys(&["--limit", "1"]), ["a"]);
+    // What was under the name of a copy goes.
+    cluster.run(&["object", "setattr", "photos/b", "old", "x"]);
+    cluster.run(&["object", "records", "set", "photos/b", "old", "x"]);
     cluster.run(&["object", "cp", "short", "photos/b"]);
+    cluster.refused(&["object", "getattr", "photos/b", "old"], "not_found");
+    cluster.refused(&["object", "records", "get", "photos/b", "old"], "not_found");
+    cluster.run(&["object", "cp", "long", "photos/c"]);
+    assert!(bytes_of(&mut cluster.command(&["object", "get", "photos/c"])) == long);
+    cluster.run(&["object", "records", "clear", "photos/b", "--from", "c", "--before", "d"]);
+    cluster.refused(&["object", "records", "get", "photos/b", "c"], "not_found");
+    cluster.run(&["object", "records", "set", "photos/b", "c", "value c"]);
+    cluster.run(&["object", "rm", "photos/c"]);
     assert_eq!(cluster.run(&["object", "get", "photos/b"]), "another");
     assert_eq!(cluster.run(&["object", "records", "get", "photos/b", "c"]), "value c");
     assert_eq!(cluster.run(&["object", "getattr", "photos/b", "colour"]), "grey");
@@ -164,6 +191,10 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
     assert_eq!(cluster.run(&["kv", "scan", "--prefix", "colour"]), "colour\\t1\t\\\\ grey\\n\n");
     let got = cluster.json(&["kv", "get", "colour\t1"]);
     assert_eq!((&got["key"], &got["value"]), (&json!("colour\t1"), &json!("\\ grey\n")));
+    let version = got["version"].as_str().expect("a text");
+    cluster.run(&["kv", "put", "colour\t1", "red", "--if-version", version]);
+    cluster.refused(&["kv", "put", "colour\t1", "blue", "--if-version", version], "asserted");
+    cluster.refused(&["kv", "del", "colour\t1", "--if-version", version], "asserted");
     cluster.run(&["kv", "del", "colour\t1"]);
     cluster.refused(&["kv", "get", "colour\t1"], "not_found");
     // A last line that may be cut off is not carried out.
@@ -267,17 +298,32 @@ fn a_counter_of_many_clients_counts_each_addition_once() {
     assert_eq!(sums, (1..=400).collect::<Vec<i64>>());
 }
 
-/// What a client was told of its changes: objects by number, each with its size, or none if it was removed;
-/// and the sum of a counter.
+/// What a client was told of its changes: objects by number, or none if it was removed; the sum of a counter;
+/// and which batches of small values it stored.
 #[derive(Default)]
 struct Told {
-    objects: BTreeMap<u64, Option<usize>>,
+    objects: BTreeMap<u64, Option<Object>>,
     sum: i64,
+    batches: Vec<u64>,
+}
+
+/// What an object must have.
+struct Object {
+    /// The number of which its data is made, and the size.
+    data: (u64, usize),
+    /// Its record and its attribute.
+    fields: [Option<Vec<u8>>; 2],
 }
 
 impl Told {
     fn name(number: u64) -> Name {
         Name::new(format!("told {number}").as_bytes()).expect("short")
+    }
+
+    /// Returns the names of a batch of small values.
+    fn batch(number: u64) -> impl Iterator<Item = Name> {
+        let name = move |at| Name::new(format!("value {number} {at}").as_bytes()).expect("short");
+        (0..50).map(name)
     }
 
     fn fields() -> [Field; 2] {
@@ -299,7 +345,33 @@ impl Told {
         let put = ObjectChange::Put(Told::value(number, size));
         let changes = [put].into_iter().chain(sets).collect();
         block_on(pool.change(&name, changes)).expect(waits);
-        self.objects.insert(number, Some(size));
+        let fields = [Some(bytes.clone()), Some(bytes.clone())];
+        self.objects.insert(number, Some(Object { data: (number, size), fields }));
+        if let Some(Some(before)) = self.objects.get_mut(&number.wrapping_sub(1)) {
+            // What was there is replaced, and its records go as a range.
+            let size = if number.is_multiple_of(4) { 50_000 } else { 96 };
+            let range = ObjectChange::RemoveRecords { from: b"n".to_vec(), before: None };
+            let changes = vec![range, ObjectChange::Put(Told::value(number, size))];
+            block_on(pool.change(&Told::name(number - 1), changes)).expect(waits);
+            (before.data, before.fields[0]) = ((number, size), None);
+        }
+        if number % 30 == 11 {
+            // It takes two operations.
+            let size = 4_000_000;
+            let put = pool.put(&name, Vec::new(), Told::value(number, size), |_| {});
+            block_on(put).expect(waits);
+            self.objects.get_mut(&number).expect("put").as_mut().expect("put").data.1 = size;
+        }
+        if number % 10 == 3 {
+            let put = |name| ObjectSteps {
+                name,
+                assertions: Vec::new(),
+                changes: vec![ObjectChange::Put(bytes.clone())],
+            };
+            let (count, result) = block_on(pool.bulk(Told::batch(number).map(put).collect()));
+            assert_eq!((count, result), (50, Ok(())));
+            self.batches.push(number);
+        }
         let counter = Name::new(b"counter").expect("short");
         let add = ObjectChange::Add(Field::Record(b"sum".to_vec()), 1);
         let executed = block_on(pool.change(&counter, vec![add])).expect(waits);
@@ -312,19 +384,24 @@ impl Told {
     }
 
     fn check(&self, pool: &ObjectPool) {
-        for (number, size) in &self.objects {
+        for (number, kept) in &self.objects {
             let name = Told::name(*number);
             let found = block_on(pool.get(&name)).expect("readable");
-            let Some(size) = size else {
+            let Some(Object { data: (of, size), fields }) = kept else {
                 assert!(found.is_none(), "{name:?} was removed");
                 continue;
             };
             let (stat, data) = found.expect("it is there");
             assert_eq!((stat.size, stat.is_partial), (*size as u64, false));
-            assert!(data == Told::value(*number, *size), "{name:?}");
+            assert!(data == Told::value(*of, *size), "{name:?}");
             let values = block_on(pool.values(&name, &Told::fields())).expect("readable");
-            let bytes = Some(number.to_le_bytes().to_vec());
-            assert_eq!(values, [bytes.clone(), bytes]);
+            assert_eq!(values, *fields, "{name:?}");
+        }
+        for number in &self.batches {
+            for name in Told::batch(*number) {
+                let found = block_on(pool.get(&name)).expect("readable");
+                assert_eq!(found.map(|(_, data)| data), Some(number.to_le_bytes().to_vec()));
+            }
         }
     }
 }
@@ -345,7 +422,11 @@ fn what_was_answered_is_there_after_kill_minus_nine_beside_a_volume() {
             }
         });
         for (round, killed) in [&[1][..], &[2], &[3, 1], &[1, 2, 3]].into_iter().enumerate() {
-            std::thread::sleep(Duration::from_millis(300 + 200 * round as u64));
+            // At any point of what the clients do.
+            let since_1970 = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("later");
+            let pause = 200 + u64::from(since_1970.subsec_nanos()) / 1000 % 900;
+            println!("round {round}: after {pause} ms");
+            std::thread::sleep(Duration::from_millis(pause));
             killed.iter().for_each(|osd| cluster.kill("osd", *osd));
             // `up` starts them again. What waits for them is answered then.
             cluster.wait_clean();
@@ -399,6 +480,18 @@ fn benchmarks_of_objects_report_all_their_numbers() {
     verify(&object(&["--op", "put", "--seconds", "1"]), 1);
     verify(&object(&["--op", "get", "--seconds", "1"]), 1);
     assert_eq!(object(&["--op", "ls"])["records"], 5);
+    // Values that were read twice came from the cache.
+    let hits = || cluster.json(&["osd", "ls"])[0]["engine"]["value_hits"].as_u64() > Some(0);
+    wait_for("the OSD to report hits of its cache", hits);
+    let row = &cluster.json(&["osd", "ls"])[0];
+    let rate = row["engine"]["value_hit_rate"].as_f64().expect("a number");
+    assert!(rate > 0.0 && rate < 1.0, "{row:#}");
+    assert!(cluster.run(&["osd", "ls"]).contains("CACHE HITS"));
+    // The pool's work is counted.
+    let pools = cluster.json(&["pool", "ls"]);
+    let io = pools.as_array().expect("a list").iter().find(|row| row["name"] == "kv").unwrap();
+    assert!(io["io"]["write"]["ops"].as_u64() >= Some(32), "{io:#}");
+    assert!(io["io"]["read"]["bytes"].as_u64() > Some(100_000), "{io:#}");
     let line = cluster.run(&["bench", "kv", "--op", "scan", "--records", "2000"]);
     assert!(line.contains("records/s") && line.contains("p99"), "{line}");
     let missing =
@@ -541,6 +634,43 @@ fn damage_engine(objects: &Path) -> usize {
         }
     }
     count
+}
+
+#[test]
+fn an_osd_whose_engine_is_lost_gets_an_empty_one_and_keeps_its_volumes() {
+    let cluster = with_objects("engine-lost", "2");
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    cluster.run(&["bench", "volume", "v", "--op", "write", "--seconds", "1"]);
+    let mut kept = Kept::default();
+    kept.change(&cluster, 0);
+    cluster.wait_clean();
+    cluster.run(&["osd", "stop", "2"]);
+    cluster.wait_active();
+    let osd = cluster.path().join("osd.2");
+    let path = osd.to_str().expect("UTF-8");
+    let running = cluster.path().join("osd.1");
+    let running = running.to_str().expect("UTF-8");
+    cluster.refused(&["osd", "new-engine", running, "--yes"], "busy");
+    // One that is sound stays.
+    cluster.refused(&["osd", "new-engine", path, "--yes"], "invalid");
+    // Without one of its files RocksDB does not open.
+    let database = osd.join("objects/rocksdb");
+    let files = fs::read_dir(&database).expect("readable").map(|it| it.expect("readable").path());
+    let mut tables = files.filter(|path| path.extension().is_some_and(|it| it == "sst"));
+    fs::remove_file(tables.next().expect("some records are in files")).expect("writable");
+    cluster.refused(&["osd", "check", path], "engine");
+    cluster.refused(&["osd", "new-engine", path], "confirm");
+    kept.change(&cluster, 1);
+    cluster.run(&["osd", "new-engine", path, "--yes"]);
+    cluster.run(&["osd", "start", "2"]);
+    cluster.wait_clean();
+    kept.check(&cluster);
+    // It has everything now, and nothing of the volume was copied again.
+    cluster.run(&["osd", "stop", "1"]);
+    cluster.wait_active();
+    kept.check(&cluster);
+    let check = cluster.json(&["osd", "check", running]);
+    assert_eq!(check["findings"], json!([]), "{check:#}");
 }
 
 #[test]
