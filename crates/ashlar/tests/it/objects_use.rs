@@ -8,7 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use client::objects::{Field, Listing, Name, ObjectChange, ObjectPool, ObjectSteps, StepResult};
+use client::objects::{
+    Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, ObjectSteps, StepResult,
+};
 use client::{Client, Config, block_on};
 use serde_json::{Value, json};
 
@@ -296,6 +298,102 @@ fn a_counter_of_many_clients_counts_each_addition_once() {
     });
     sums.sort_unstable();
     assert_eq!(sums, (1..=400).collect::<Vec<i64>>());
+}
+
+#[test]
+fn names_of_all_bytes_are_kept_and_what_is_too_long_is_refused() {
+    let cluster = with_objects("object-input", "1");
+    // One key of each byte, and one of all of them, as `scan` prints them.
+    let escaped = |byte: u8| match byte {
+        b'\\' => "\\\\".to_string(),
+        byte => format!("\\x{byte:02x}"),
+    };
+    let lines: Vec<String> = (0..=255).map(|byte| format!("{0}\t{0}\n", escaped(byte))).collect();
+    let all: String = (0..=255).map(escaped).collect();
+    let input = lines.concat() + &format!("{all}\t{all}\n");
+    piped(&cluster, &["kv", "bulk", "-"], input.as_bytes());
+    let pool = open(&cluster);
+    let every: Vec<u8> = (0..=255).collect();
+    for name in every.chunks(1).chain([&every[..]]) {
+        let found = block_on(pool.get(&Name::new(name).expect("short"))).expect("readable");
+        assert_eq!(found.map(|(_, data)| data).as_deref(), Some(name));
+    }
+    let scanned = bytes_of(&mut cluster.command(&["kv", "scan"]));
+    piped(&cluster, &["kv", "bulk", "-"], &scanned);
+    assert_eq!(cluster.json(&["kv", "scan"]).as_array().map(Vec::len), Some(257));
+
+    let text = |length| "x".repeat(length);
+    let (name, key, value) = (text(1024), text(2048), text(64 << 10));
+    cluster.run(&["object", "records", "set", &name, &key, &value]);
+    assert_eq!(cluster.run(&["object", "records", "get", &name, &key]), value);
+    cluster.run(&["object", "setattr", &name, &text(255), &value]);
+    let version = cluster.json(&["object", "stat", &name])[0]["version"].clone();
+    let files = Directory::new("too-long");
+    let long = files.path().join("long");
+    fs::File::create(&long).and_then(|file| file.set_len((64 << 20) + 1)).expect("writable");
+    let long = long.to_str().expect("UTF-8");
+    for (bad, code) in [
+        (&["object", "put", &name, long][..], "invalid"),
+        (&["object", "records", "set", &name, &text(2049), "1"], "invalid"),
+        (&["object", "records", "set", &name, "", "1"], "invalid"),
+        (&["object", "records", "set", &name, "k", &text((64 << 10) + 1)], "invalid"),
+        (&["object", "setattr", &name, &text(256), "1"], "invalid"),
+        (&["object", "setattr", &name, "a", &text((64 << 10) + 1)], "invalid"),
+        (&["kv", "put", &name, &text((32 << 10) + 1)], "invalid"),
+        (&["object", "records", "add", &name, &key, "1"], "asserted"),
+        (&["object", "rm", &name, "--if-version", "one"], "usage"),
+    ] {
+        let output = run(cluster.command(bad).arg("--json"));
+        let error: Value = serde_json::from_slice(&output.stderr).expect("JSON");
+        assert_eq!(error["error"]["code"], code, "{:?}: {error}", &bad[..2]);
+        assert!(!output.status.success());
+    }
+    for bad in [text(1025), String::new()] {
+        let output = run(cluster.command(&["object", "put", &bad, "/etc/hostname"]).arg("--json"));
+        let error: Value = serde_json::from_slice(&output.stderr).expect("JSON");
+        assert!(
+            error["error"]["message"].as_str().expect("text").contains("is no name"),
+            "{error}"
+        );
+    }
+    assert_eq!(cluster.json(&["object", "stat", &name])[0]["version"], version, "nothing changed");
+}
+
+#[test]
+fn objects_on_a_full_osd_are_refused_read_and_removed() {
+    let cluster = Cluster::up("objects-full", &["--osds", "1", "--osd-size", "256MiB"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--pgs", "8", "--replicas", "1"];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
+    cluster.wait_active();
+    let pool = open(&cluster);
+    let name = |number: usize| Name::new(format!("long {number}").as_bytes()).expect("short");
+    let data = |number: usize| vec![number as u8; 2_500_000];
+    let put = |number| block_on(pool.put(&name(number), Vec::new(), data(number), |_| {}));
+    let mut count = 0;
+    let refused = loop {
+        match put(count) {
+            Ok(_) => count += 1,
+            Err(error) => break error,
+        }
+        assert!(count < 150, "256 MiB hold {count} objects of 2.5 MB");
+    };
+    assert_eq!(refused, ObjectError::Full);
+    assert!(count > 40, "{count}");
+    // All of it is there, and the one that was refused is not.
+    for number in 0..count {
+        let (stat, found) = block_on(pool.get(&name(number))).expect("readable").expect("there");
+        assert!(found == data(number) && !stat.is_partial, "{number}");
+    }
+    assert_eq!(block_on(pool.stat(&name(count))), Ok(None));
+    for number in 0..count / 2 {
+        assert_eq!(block_on(pool.remove(&name(number), Vec::new())), Ok(true));
+    }
+    wait_for("room for what was refused", || put(count).is_ok());
+    for number in count / 2..=count {
+        let found = block_on(pool.get(&name(number))).expect("readable").expect("there");
+        assert!(found.1 == data(number), "{number}");
+    }
+    cluster.check_osds();
 }
 
 /// What a client was told of its changes: objects by number, or none if it was removed; the sum of a counter;
