@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use crate::call::table;
 use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
-    Column, Format, Progress, Show, column, failure, print_json, print_rows, size_column,
+    Column, Format, Progress, RowPages, Show, column, failure, print_json, print_rows, size_column,
 };
 
 pub use kv::kv;
@@ -282,9 +282,10 @@ fn ls(
     format: Format,
 ) -> Result<(), Failure> {
     let (mut listing, mut left) = (listing, limit.unwrap_or(u64::MAX));
-    let mut rows = Vec::new();
+    let mut pages = RowPages::new(format, OBJECT);
     while left > 0 {
         let page = block_on(pool.list(&listing, false)).map_err(|error| list_failed(&error))?;
+        let mut rows = Vec::with_capacity(page.entries.len());
         for entry in page.entries.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
             left -= 1;
             rows.push(match entry {
@@ -294,12 +295,13 @@ fn ls(
                 }
             });
         }
+        pages.add(&rows);
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
-    print_rows(format, &rows.into(), OBJECT, "no objects");
+    pages.end("no objects");
     Ok(())
 }
 

@@ -141,6 +141,53 @@ pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str)
     }
 }
 
+/// Prints the rows of a list that may be long, page by page, so that it is never in memory as a whole. With
+/// JSON it is one list; as a table each page has the widths that it needs.
+pub struct RowPages<'a> {
+    format: Format,
+    columns: &'a [Column],
+    count: usize,
+}
+
+impl<'a> RowPages<'a> {
+    /// Begins a list.
+    pub fn new(format: Format, columns: &'a [Column]) -> RowPages<'a> {
+        RowPages { format, columns, count: 0 }
+    }
+
+    /// Prints the next rows.
+    pub fn add(&mut self, rows: &[Value]) {
+        if rows.is_empty() {
+            return;
+        }
+        match self.format {
+            Format::Json => {
+                let before = |at: usize| if self.count + at == 0 { "[\n" } else { ",\n" };
+                let rows = rows.iter().enumerate();
+                let lines: Vec<String> =
+                    rows.map(|(at, row)| format!("{}  {row}", before(at))).collect();
+                print!("{}", lines.concat());
+            }
+            Format::Text => {
+                let lines = table_lines(rows, self.columns, terminal_width());
+                let has_title = usize::from(self.count > 0);
+                println!("{}", lines[has_title..].join("\n"));
+            }
+        }
+        self.count += rows.len();
+    }
+
+    /// Ends the list. `empty` is printed instead of an empty table.
+    pub fn end(self, empty: &str) {
+        match (self.format, self.count) {
+            (Format::Json, 0) => println!("[]"),
+            (Format::Json, _) => println!("\n]"),
+            (Format::Text, 0) => println!("{empty}"),
+            (Format::Text, _) => {}
+        }
+    }
+}
+
 /// Returns the width of the terminal in characters; `None` if standard output is not a terminal.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;

@@ -18,7 +18,7 @@ use super::{
     open, print_version, remove_all, value_of, warn_of_partial, write_file,
 };
 use crate::cli::KvCommand;
-use crate::output::{Format, failure, print_json};
+use crate::output::{Format, RowPages, failure, print_json};
 
 /// `bulk` sends so many changes, or bytes, at a time.
 const PORTION_COUNT: usize = 50_000;
@@ -108,7 +108,7 @@ fn scan(
     format: Format,
 ) -> Result<(), Failure> {
     let mut left = limit.unwrap_or(u64::MAX);
-    let (mut rows, mut passed_count): (Vec<Value>, u64) = (Vec::new(), 0);
+    let (mut pages, mut passed_count) = (RowPages::new(format, &[]), 0_u64);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let cannot = |error: io::Error| failure("io", format!("cannot write: {error}"), "");
     while left > 0 {
@@ -117,6 +117,7 @@ fn scan(
             false => block_on(pool.list(&listing, true)),
         };
         let page = page.map_err(|error| list_failed(&error))?;
+        let mut rows: Vec<Value> = Vec::new();
         for entry in page.entries {
             let PageEntry::Key(key, found) = entry else { continue };
             if left == 0 {
@@ -135,16 +136,19 @@ fn scan(
             let (key, value) = (escape::escaped(&key), escape::escaped(&value));
             writeln!(out, "{key}\t{value}").map_err(cannot)?;
         }
+        if format == Format::Json {
+            pages.add(&rows);
+        }
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
+    if format == Format::Json {
+        pages.end("");
+    }
     out.flush().map_err(cannot)?;
     drop(out);
-    if format == Format::Json {
-        print_json(&rows.into());
-    }
     if passed_count > 0 {
         eprintln!(
             "ashlar: {passed_count} objects were passed over: they have more than {INLINE_SIZE_MAX} \

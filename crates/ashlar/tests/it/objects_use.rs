@@ -184,6 +184,12 @@ fn values_are_stored_in_bulk_and_scanned_in_order() {
     let input = gone.join("\n") + "\n";
     piped(&cluster, &["kv", "bulk", "-"], input.as_bytes());
     assert!(cluster.run(&["kv", "scan"]) == text(&lines), "what is left");
+    // Long lists have one title, and are one list.
+    assert_eq!(cluster.run(&["object", "ls"]).lines().count(), lines.len() + 1);
+    for list in [["object", "ls"], ["kv", "scan"]] {
+        assert_eq!(cluster.json(&list).as_array().map(Vec::len), Some(lines.len()));
+    }
+    assert_eq!(cluster.json(&["kv", "scan", "--prefix", "none"]), json!([]));
     let some = lines.range("key 4".to_string().."key 8".to_string()).take(1500);
     let some: BTreeMap<_, _> = some.map(|(key, value)| (key.clone(), value.clone())).collect();
     let scan = ["kv", "scan", "--from", "key 4", "--before", "key 8", "--limit", "1500"];
