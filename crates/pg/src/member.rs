@@ -538,7 +538,11 @@ impl Pg {
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::OwnForward | RecordFor::Nobody => {
+            RecordFor::Lead
+            | RecordFor::OwnDrop
+            | RecordFor::OwnForward
+            | RecordFor::GiveUp
+            | RecordFor::Nobody => {
                 unreachable!("this OSD does not lead")
             }
         }

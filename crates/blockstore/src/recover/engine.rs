@@ -74,7 +74,7 @@ fn plan_family(
         (Some((place, None)), _) if found_lsn > place.lsn => (found?.compression, Lsn::ZERO, None),
         // It was created anew, too, and the root names it.
         (Some((place, None)), Some(named)) if named.flushed > place.lsn => {
-            (named.compression, Lsn::ZERO, None)
+            (named.compression, place.lsn, None)
         }
         (Some((_, None)), _) => {
             found?;
@@ -371,4 +371,33 @@ fn unreadable() -> String {
     let reason = "the journal could be read a moment ago and cannot be read now: check the disk, \
                   then start this OSD again";
     reason.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Checksum;
+
+    use super::*;
+
+    /// A pool's family was removed and created anew; the entry of the creation is lost, and so is the engine,
+    /// or an older one was put back.
+    #[test]
+    fn a_family_that_the_root_names_behind_a_removal_is_behind() {
+        let (pool, compression) = (PoolId::FIRST, Compression::Lz4);
+        let removal =
+            EntryPlace { lsn: Lsn::new(30), end: Lsn::new(31), previous: Checksum::ZERO_UNIT };
+        let named = |lsn| FamilyRecord { family: pool, compression, flushed: Lsn::new(lsn) };
+        let found =
+            |lsn| FamilyFound { family: pool, compression, lsn: Lsn::new(lsn), is_damaged: false };
+        let plan = |found, named| plan_family(pool, found, named, Some((removal, None)));
+        let lost = plan(None, Some(named(50))).expect("it is made anew");
+        assert!(lost.is_behind && lost.created.is_some() && lost.lsn >= removal.lsn);
+        // What was removed is not taken for it.
+        let old = plan(Some(found(20)), Some(named(50))).expect("it is made anew");
+        assert!(old.is_behind && old.is_removed && old.kept.is_none());
+        assert!(!plan(Some(found(60)), Some(named(50))).expect("it is there").is_behind);
+        // The root is older than the removal.
+        assert_eq!(plan(None, Some(named(20))), None);
+        assert!(plan(Some(found(20)), Some(named(20))).expect("it goes").is_removed);
+    }
 }

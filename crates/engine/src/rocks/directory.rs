@@ -115,14 +115,8 @@ pub(super) fn create(directory: &Path, identity: Identity) -> Result<(), OpenErr
     fs::create_dir_all(directory).map_err(wrong)?;
     let unfinished = directory.join(UNFINISHED_FILE);
     let is_unfinished = unfinished.exists();
-    for entry in fs::read_dir(directory).map_err(wrong)? {
-        let name = entry.map_err(wrong)?.file_name();
-        let is_ours = [UNFINISHED_FILE, DATABASE, DAMAGED_FILE, DAMAGED_FILE_NEW];
-        if !(is_unfinished && is_ours.iter().any(|ours| name == *ours)) {
-            let (directory, name) = (directory.display(), name.display());
-            return Err(OpenError::Occupied(format!("{directory} is not empty: it has {name}")));
-        }
-    }
+    let ours = [UNFINISHED_FILE, DATABASE, DAMAGED_FILE, DAMAGED_FILE_NEW];
+    refuse_others(directory, if is_unfinished { &ours } else { &[] })?;
     let mut file = File::create(&unfinished).map_err(wrong)?;
     file.write_all(text_of(identity).as_bytes()).map_err(wrong)?;
     file.sync_all().map_err(wrong)?;
@@ -158,23 +152,47 @@ pub(super) fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenEr
     sync_directory(directory)
 }
 
+/// Fails if anything but these files lies in the directory. One that is not there has nothing.
+fn refuse_others(directory: &Path, ours: &[&str]) -> Result<(), OpenError> {
+    let wrong = |error: io::Error| io_error(directory, &error);
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(wrong)?,
+    };
+    for entry in entries {
+        let name = entry.map_err(wrong)?.file_name();
+        if !ours.iter().any(|ours| name == **ours) {
+            let (directory, name) = (directory.display(), name.display());
+            return Err(OpenError::Occupied(format!("{directory} is not empty: it has {name}")));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn renew(directory: &Path, identity: Identity) -> Result<(), OpenError> {
     let wrong = |error: io::Error| io_error(directory, &error);
     let unfinished = directory.join(UNFINISHED_FILE);
-    match self::identity(directory) {
+    for path in [directory.join(IDENTITY_FILE), unfinished.clone()] {
         // One of another store stays as it is.
-        Ok(Some(_)) => check_identity(directory, identity)?,
-        Ok(None) | Err(OpenError::Corrupt(_)) => {}
-        Err(error) => return Err(error),
+        match fs::read(&path).map(|bytes| parse_identity(&path, &String::from_utf8_lossy(&bytes))) {
+            Ok(Ok(found)) if found != identity => {
+                let directory = directory.display();
+                return Err(OpenError::Foreign(format!(
+                    "{directory} has {found}; this store has {identity}"
+                )));
+            }
+            _ => {}
+        }
     }
+    let ours = [IDENTITY_FILE, UNFINISHED_FILE, DATABASE, DAMAGED_FILE, DAMAGED_FILE_NEW];
+    refuse_others(directory, &ours)?;
     if directory.join(IDENTITY_FILE).exists() {
         fs::rename(directory.join(IDENTITY_FILE), &unfinished).map_err(wrong)?;
         sync_directory(directory)?;
-    } else if directory.join(DATABASE).exists() {
+    } else if directory.join(DATABASE).exists() && !unfinished.exists() {
         // The file that named it is lost.
         File::create(&unfinished).map_err(wrong)?;
     }
-    // Anything else that lies there stays, and is an error.
     create(directory, identity)
 }
 

@@ -15,14 +15,15 @@ use format::disk::bytes::Writer;
 use format::engine::{Answer as Found, Change};
 use format::wire::{BatchContent, KeysWith, PagePart, Payload, PeerBody};
 
-use super::batch;
 use super::compare::{encode_keys, sums_query};
 use super::fill::heads_query;
 use super::log::reach_of;
 use super::walk::{encode_list, list_records};
+use super::{GivingUp, batch};
+use crate::local_state::RecordFor;
 use crate::store_calls::Call;
 use crate::versions::next_version;
-use crate::{Action, Pg};
+use crate::{Action, Pg, Record};
 
 /// Size of what all keys of one kind in one shard begin with, in bytes.
 const KIND_PREFIX_SIZE: usize = 3;
@@ -107,7 +108,7 @@ impl Pg {
             true => (Version::ZERO, Epoch::ZERO),
             false => (version, self.epoch()),
         };
-        for page in self.reach_pages(reach, reach, epoch) {
+        for page in self.reach_pages(reach, epoch) {
             let order = Some(self.begin_taken());
             self.call(Call::Reach { order }, page, actions);
         }
@@ -116,31 +117,58 @@ impl Pg {
     /// The log of this acting member begins here, or anew: what it says of earlier epochs than this goes. As
     /// long as it does not say where it begins, it is not believed, so nobody waits for that.
     pub(crate) fn begin_log(&mut self, version: Version, epoch: Epoch, actions: &mut Vec<Action>) {
-        for page in self.reach_pages(version, version, epoch) {
+        for page in self.reach_pages(version, epoch) {
             self.call(Call::Reach { order: None }, page, actions);
         }
     }
 
-    /// The log of this member ends, because some of what it had is lost. Whoever has all up to the same
-    /// version has more than this member, so the new log reaches back to no version that anybody has.
-    pub(crate) fn end_log(&mut self, actions: &mut Vec<Action>) {
-        let held = self.local_state.held();
-        for page in self.reach_pages(held.next_in(held.epoch), held, Epoch::ZERO) {
-            self.call(Call::Reach { order: None }, page, actions);
+    /// The operator gave up what this member lost. Its log begins anew, because it has holes, and its record
+    /// forgets who had everything when: whoever comes back with the same version has more than this member,
+    /// and is not brought forward from it, but gets all of it (57). When that is durable the store may forget
+    /// that something was lost. If it is refused, nothing is given up, and the operator may ask again.
+    pub(crate) fn give_up_lost(&mut self, actions: &mut Vec<Action>) {
+        if self.objects.giving_up.is_some() || self.local_state.is_recording() {
+            return;
+        }
+        let pages = self.reach_pages(self.local_state.held(), Epoch::ZERO);
+        let record = self.local_state.record().cloned();
+        let left = pages.len() + usize::from(record.is_some());
+        self.objects.giving_up = Some(GivingUp { left, is_refused: false });
+        for page in pages {
+            self.call(Call::GivenUp, page, actions);
+        }
+        if let Some(record) = record {
+            let record = Record { history: Vec::new(), ..record };
+            self.keep_record(record, RecordFor::GiveUp, actions);
+        }
+    }
+
+    /// Handles the store's answer about a part of what is to be durable before lost data is given up.
+    pub(crate) fn on_given_up(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+        let Some(GivingUp { left, is_refused }) = &mut self.objects.giving_up else { return };
+        *left -= 1;
+        *is_refused |= !is_durable;
+        if *left > 0 {
+            return;
+        }
+        let is_refused = *is_refused;
+        self.objects.giving_up = None;
+        if !is_refused {
+            self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
         }
     }
 
     /// Returns what raises the reaches of all shards, and empties their logs up to there, and those of epochs
-    /// before this one. `version`: the newest that this member has.
-    fn reach_pages(&self, reach: Version, version: Version, epoch: Epoch) -> Vec<StoreRequest> {
+    /// before this one.
+    fn reach_pages(&self, version: Version, epoch: Epoch) -> Vec<StoreRequest> {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let begin = Version { epoch: epoch.max(Epoch::new(1)), counter: 0 };
         let changes = |shard: Shard| {
             let start = log_range(shard, Version::ZERO).0;
             let kind = Kind::Log(LogKey { version: begin, page: None });
-            let end = log_range(shard, reach).0.max(Key { shard, kind }.encode());
+            let end = log_range(shard, version).0.max(Key { shard, kind }.encode());
             let cut = (start < end).then_some(Change::DeleteRange { start, end });
-            cut.into_iter().chain(reach_of(shard, reach))
+            cut.into_iter().chain(reach_of(shard, version))
         };
         let shards: Vec<Shard> = self.shard_list().collect();
         let page = |shards: &[Shard]| {
