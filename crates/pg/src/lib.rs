@@ -485,7 +485,8 @@ impl Pg {
     /// [`Action::Absolved`].
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
         if self.shape.objects.is_some() {
-            return self.give_up_lost(actions);
+            // The log has holes where batches were lost.
+            self.begin_log(self.local_state.held(), Epoch::ZERO, actions);
         }
         self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
     }
@@ -690,7 +691,6 @@ impl Pg {
     fn on_record_kept(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         match self.local_state.end_record(is_durable) {
             RecordFor::Nobody => {}
-            RecordFor::GiveUp => self.on_given_up(is_durable, actions),
             RecordFor::Lead => self.on_own_record_kept(is_durable, actions),
             RecordFor::OwnDrop => self.on_own_drop_recorded(is_durable, actions),
             RecordFor::OwnForward => self.on_own_forward(is_durable, actions),
@@ -936,7 +936,6 @@ impl Pg {
                 self.on_forward_taken(version, result.is_ok(), actions);
             }
             Call::Reach { order } => self.on_reach_raised(order, result.is_ok(), actions),
-            Call::GivenUp => self.on_given_up(result.is_ok(), actions),
             Call::Examine(slot) => self.on_examined(slot, result, actions),
             Call::Fetch(slot) => self.on_fetched(slot, result, actions),
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),

@@ -72,8 +72,6 @@ pub enum RecordFor {
     Forward { call: u32 },
     /// The epoch is over, or the connection is gone.
     Nobody,
-    /// The operator, who gave up what this OSD lost.
-    GiveUp,
 }
 
 impl LocalState {

@@ -538,11 +538,7 @@ impl Pg {
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            RecordFor::Lead
-            | RecordFor::OwnDrop
-            | RecordFor::OwnForward
-            | RecordFor::GiveUp
-            | RecordFor::Nobody => {
+            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::OwnForward | RecordFor::Nobody => {
                 unreachable!("this OSD does not lead")
             }
         }

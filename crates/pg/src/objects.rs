@@ -65,19 +65,9 @@ use replicate::{Batch, Gated};
 use crate::store_calls::Call;
 use crate::{Action, Pg, Serving, Ticket};
 
-/// Lost data that the operator gives up.
-struct GivingUp {
-    /// How many requests to the store are not answered.
-    left: usize,
-    /// Whether one of them was refused.
-    is_refused: bool,
-}
-
 /// The operations of an epoch on objects, at its primary.
 #[derive(Default)]
 pub(crate) struct Objects {
-    /// Whether lost data is being given up.
-    giving_up: Option<GivingUp>,
     queue: Queue,
     /// Operations that wait for their turn, or in their turn, by their numbers in the queue.
     mutations: BTreeMap<u64, Mutation>,

@@ -52,8 +52,6 @@ pub enum Call {
     /// In pools of objects: how far back the log of this OSD goes. `order`: its place among the changes of a
     /// learner that was filled.
     Reach { order: Option<u64> },
-    /// Where the log of this OSD begins after the operator gave up what it lost.
-    GivenUp,
     /// In pools of objects: records that another acting member lacks.
     MissingRecords { reading: u32 },
     /// In pools of objects: units of a block that another acting member lacks.
@@ -175,7 +173,6 @@ impl Call {
             | Call::ForwardHere(_)
             | Call::ObjectForward { .. }
             | Call::Reach { .. }
-            | Call::GivenUp
             | Call::Record
             | Call::Flush { .. }
             | Call::Ending(_) => true,

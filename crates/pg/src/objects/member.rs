@@ -15,15 +15,14 @@ use format::disk::bytes::Writer;
 use format::engine::{Answer as Found, Change};
 use format::wire::{BatchContent, KeysWith, PagePart, Payload, PeerBody};
 
+use super::batch;
 use super::compare::{encode_keys, sums_query};
 use super::fill::heads_query;
 use super::log::reach_of;
 use super::walk::{encode_list, list_records};
-use super::{GivingUp, batch};
-use crate::local_state::RecordFor;
 use crate::store_calls::Call;
 use crate::versions::next_version;
-use crate::{Action, Pg, Record};
+use crate::{Action, Pg};
 
 /// Size of what all keys of one kind in one shard begin with, in bytes.
 const KIND_PREFIX_SIZE: usize = 3;
@@ -119,42 +118,6 @@ impl Pg {
     pub(crate) fn begin_log(&mut self, version: Version, epoch: Epoch, actions: &mut Vec<Action>) {
         for page in self.reach_pages(version, epoch) {
             self.call(Call::Reach { order: None }, page, actions);
-        }
-    }
-
-    /// The operator gave up what this member lost. Its log begins anew, because it has holes, and its record
-    /// forgets who had everything when: whoever comes back with the same version has more than this member,
-    /// and is not brought forward from it, but gets all of it (57). When that is durable the store may forget
-    /// that something was lost. If it is refused, nothing is given up, and the operator may ask again.
-    pub(crate) fn give_up_lost(&mut self, actions: &mut Vec<Action>) {
-        if self.objects.giving_up.is_some() || self.local_state.is_recording() {
-            return;
-        }
-        let pages = self.reach_pages(self.local_state.held(), Epoch::ZERO);
-        let record = self.local_state.record().cloned();
-        let left = pages.len() + usize::from(record.is_some());
-        self.objects.giving_up = Some(GivingUp { left, is_refused: false });
-        for page in pages {
-            self.call(Call::GivenUp, page, actions);
-        }
-        if let Some(record) = record {
-            let record = Record { history: Vec::new(), ..record };
-            self.keep_record(record, RecordFor::GiveUp, actions);
-        }
-    }
-
-    /// Handles the store's answer about a part of what is to be durable before lost data is given up.
-    pub(crate) fn on_given_up(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
-        let Some(GivingUp { left, is_refused }) = &mut self.objects.giving_up else { return };
-        *left -= 1;
-        *is_refused |= !is_durable;
-        if *left > 0 {
-            return;
-        }
-        let is_refused = *is_refused;
-        self.objects.giving_up = None;
-        if !is_refused {
-            self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
         }
     }
 

@@ -252,35 +252,6 @@ fn what_the_primary_cannot_read_ends_the_filling_and_is_said() {
     assert!(stages.len() > 3, "{stages:?}");
 }
 
-/// The other copy was lost with all that it had, and the operator gave that up: whoever has the same versions
-/// has more, so it is compared and not only brought forward.
-#[test]
-fn who_comes_back_where_lost_data_was_given_up_is_compared() {
-    let mut world = World::with_others(0, 2, 2);
-    while world.happen() {}
-    for name in [b"a", b"b", b"c"] {
-        change(&mut world, one(name, vec![], vec![ObjectChange::Put(vec![1; 300])]));
-    }
-    while world.happen() {}
-    world.restart(1);
-    world.osds[1].store.alter(std::collections::BTreeMap::clear);
-    world.with(1, |pg, actions| pg.absolve(actions));
-    while world.happen_at(1) {}
-    // The process dies before the next epoch.
-    world.restart(1);
-    world.set_members(&[1], &[]);
-    world.enter();
-    while world.happen() {}
-    world.restart(0);
-    world.set_members(&[1], &[0]);
-    world.enter();
-    while world.happen() {}
-    world.wait();
-    while world.happen() {}
-    assert!(!world.complete.is_empty(), "it is filled");
-    assert_eq!(world.osds[0].store.objects().len(), 0, "it lost what was given up");
-}
-
 #[test]
 fn objects_that_only_a_learner_has_go_with_their_blocks_and_repeats() {
     let mut world = World::with_others(0, 2, 2);
