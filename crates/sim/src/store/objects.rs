@@ -160,6 +160,11 @@ pub(super) struct Objects {
     old: Option<Twin>,
     /// Whether an old copy was put back since the store was last open: PGs may be suspect.
     was_old: bool,
+    /// The lsn of the last write that the engine got.
+    written: Lsn,
+    /// If the last start found the engine behind, and its mark is not flushed, the lsn of that: the next start
+    /// may find it behind once more, although its PGs are believed again.
+    open_mark: Option<Lsn>,
     /// Whether the journal lost an entry since then.
     was_lost: bool,
     /// PGs that were suspect when the store opened, and are not absolved.
@@ -210,6 +215,8 @@ impl Objects {
             found: Content::new(),
             old: None,
             was_old: false,
+            written: Lsn::ZERO,
+            open_mark: None,
             was_lost: false,
             suspects: BTreeSet::new(),
             change_last: 0,
@@ -302,7 +309,12 @@ impl Objects {
     fn opened(&mut self, store: &Store, is_damaged: bool) -> Result<(u64, Vec<PgId>), String> {
         // Each start that ends leaves a store that knows what it lost: the next one may not lose more.
         let may_lose = std::mem::take(&mut self.was_lost) || is_damaged;
-        let may_be_behind = std::mem::take(&mut self.was_old) || may_lose;
+        let was_old = std::mem::take(&mut self.was_old);
+        let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
+        let mark = is_behind.then_some(self.written);
+        let was_behind = std::mem::replace(&mut self.open_mark, mark).is_some();
+        let is_behind_again = was_behind && is_behind;
+        let may_be_behind = was_old || may_lose || is_behind_again;
         let is_there = store.has_family(POOL);
         let is_wrong = match self.family {
             Family::There => !is_there,
@@ -364,6 +376,9 @@ impl World {
     pub(super) fn submit_to_engine(&mut self, effect: EngineEffect) {
         self.trace.line(format_args!("{:?} {effect:?}", self.now));
         let objects = self.objects.as_mut().expect("only then there are such effects");
+        if let EngineEffect::Write { lsn, .. } = &effect {
+            objects.written = *lsn;
+        }
         objects.twin.submit(effect, &mut |end| objects.random.below(end));
         // It takes effect, and then its event is told.
         for _ in 0..2 {
@@ -408,6 +423,9 @@ impl World {
         objects.twin.take_events(&mut events);
         let start = self.start_count;
         for event in events {
+            if let (EngineEvent::Flushed { lsn, .. }, Some(objects)) = (&event, &mut self.objects) {
+                objects.open_mark.take_if(|mark| *mark <= *lsn);
+            }
             if matches!(event, EngineEvent::Poisoned { .. }) {
                 self.tally.faults.add("engine failed", 1);
                 self.damage.must_stop = true;
