@@ -162,8 +162,8 @@ pub(super) struct Objects {
     was_old: bool,
     /// The lsn of the last write that the engine got.
     written: Lsn,
-    /// If the last start found the engine behind, and its mark is not flushed, the lsn of that: the next start
-    /// may find it behind once more, although its PGs are believed again.
+    /// If the last start found the engine behind, and its mark is not flushed, the lsn of that: the next
+    /// start may find it behind once more, although its PGs are believed again.
     open_mark: Option<Lsn>,
     /// Whether the journal lost an entry since then.
     was_lost: bool,
