@@ -87,11 +87,14 @@ fn parse_identity(path: &Path, text: &str) -> Result<Identity, OpenError> {
 
 /// Returns who the engine in the directory is; `None`: there is none.
 pub(super) fn identity(directory: &Path) -> Result<Option<Identity>, OpenError> {
-    let path = directory.join(IDENTITY_FILE);
-    match fs::read(&path) {
-        Ok(bytes) => parse_identity(&path, &String::from_utf8_lossy(&bytes)).map(Some),
+    identity_in(&directory.join(IDENTITY_FILE))
+}
+
+fn identity_in(path: &Path) -> Result<Option<Identity>, OpenError> {
+    match fs::read(path) {
+        Ok(bytes) => parse_identity(path, &String::from_utf8_lossy(&bytes)).map(Some),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error(&path, &error)),
+        Err(error) => Err(io_error(path, &error)),
     }
 }
 
@@ -103,6 +106,10 @@ fn check_identity(directory: &Path, expected: Identity) -> Result<(), OpenError>
         let directory = directory.display();
         return Err(OpenError::Missing(format!("{directory} has no engine{why}")));
     };
+    check_same(directory, found, expected)
+}
+
+fn check_same(directory: &Path, found: Identity, expected: Identity) -> Result<(), OpenError> {
     if found == expected {
         return Ok(());
     }
@@ -173,15 +180,11 @@ pub(super) fn renew(directory: &Path, identity: Identity) -> Result<(), OpenErro
     let wrong = |error: io::Error| io_error(directory, &error);
     let unfinished = directory.join(UNFINISHED_FILE);
     for path in [directory.join(IDENTITY_FILE), unfinished.clone()] {
-        // One of another store stays as it is.
-        match fs::read(&path).map(|bytes| parse_identity(&path, &String::from_utf8_lossy(&bytes))) {
-            Ok(Ok(found)) if found != identity => {
-                let directory = directory.display();
-                return Err(OpenError::Foreign(format!(
-                    "{directory} has {found}; this store has {identity}"
-                )));
-            }
-            _ => {}
+        // What another store has, or a newer version made, stays as it is.
+        match identity_in(&path) {
+            Ok(Some(found)) => check_same(directory, found, identity)?,
+            Err(error @ OpenError::TooNew(_)) => return Err(error),
+            Ok(None) | Err(_) => {}
         }
     }
     let ours = [IDENTITY_FILE, UNFINISHED_FILE, DATABASE, DAMAGED_FILE, DAMAGED_FILE_NEW];

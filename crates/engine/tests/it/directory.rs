@@ -108,6 +108,10 @@ fn a_renewed_engine_is_empty_and_has_the_identity_of_the_old_one() {
     assert!(matches!(open_error(&directory, IDENTITY), OpenError::Corrupt(_)));
     Rocks::renew(&directory.0, IDENTITY).expect("it is named anew");
     directory = is_empty(directory);
+    let newer = "ashlar engine 2\nsomething\n";
+    fs::write(directory.0.join("engine"), newer).expect("writable");
+    assert!(matches!(Rocks::renew(&directory.0, IDENTITY), Err(OpenError::TooNew(_))));
+    assert_eq!(fs::read_to_string(directory.0.join("engine")).expect("it stays"), newer);
     fs::remove_file(directory.0.join("engine")).expect("it is there");
     Rocks::renew(&directory.0, IDENTITY).expect("only files of an engine are there");
     directory = is_empty(directory);
