@@ -12,8 +12,8 @@ use std::path::Path;
 
 use base::{Epoch, Version};
 use client::objects::{
-    Assertion, Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, ObjectSteps, Operation,
-    PageEntry, READ_DATA_MAX, Stat, all,
+    Assertion, Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, PageEntry,
+    READ_DATA_MAX, Stat, all,
 };
 use client::{Client, Config, block_on};
 use cluster::message::Failure;
@@ -418,9 +418,18 @@ fn set(
     (assertions, field, value): (Vec<Assertion>, Field, Vec<u8>),
     format: Format,
 ) -> Result<(), Failure> {
-    let changes = vec![ObjectChange::Set(field, value)];
-    let steps = ObjectSteps { name: name.clone(), assertions, changes };
-    let executed = block_on(pool.execute(&Operation { objects: vec![steps] }));
+    change(pool, name, assertions, ObjectChange::Set(field, value), format)
+}
+
+/// Changes an object. Only JSON tells its new version.
+fn change(
+    pool: &ObjectPool,
+    name: &Name,
+    assertions: Vec<Assertion>,
+    change: ObjectChange,
+    format: Format,
+) -> Result<(), Failure> {
+    let executed = block_on(pool.change_if(name, assertions, vec![change]));
     let executed = executed.map_err(|error| failed(name, &error))?;
     if format == Format::Json {
         print_version(format, name, executed.version);
@@ -440,8 +449,7 @@ fn unset(
         let position = assertions.len();
         assertions.push(Assertion::Has(field.clone()));
         let changes = vec![ObjectChange::Unset(field.clone())];
-        let steps = ObjectSteps { name: name.clone(), assertions, changes };
-        match block_on(pool.execute(&Operation { objects: vec![steps] })) {
+        match block_on(pool.change_if(name, assertions, changes)) {
             Ok(_) => {}
             Err(ObjectError::Asserted { step, .. }) if step == position => {
                 return Err(lacks(name, &field));

@@ -278,7 +278,19 @@ impl ObjectPool {
         name: &Name,
         changes: Vec<ObjectChange>,
     ) -> Result<Executed, ObjectError> {
-        let steps = ObjectSteps { name: name.clone(), assertions: Vec::new(), changes };
+        self.change_if(name, Vec::new(), changes).await
+    }
+
+    /// Changes one object if what is asserted of it is true.
+    ///
+    /// Errors: `Asserted`, as the assertions say; as those of [`ObjectPool::execute`].
+    pub async fn change_if(
+        &self,
+        name: &Name,
+        assertions: Vec<Assertion>,
+        changes: Vec<ObjectChange>,
+    ) -> Result<Executed, ObjectError> {
+        let steps = ObjectSteps { name: name.clone(), assertions, changes };
         self.execute(&Operation { objects: vec![steps] }).await
     }
 
@@ -400,9 +412,7 @@ impl ObjectPool {
         version: Version,
         changes: Vec<ObjectChange>,
     ) -> Result<Version, ObjectError> {
-        let assertions = vec![Assertion::Version(version)];
-        let steps = ObjectSteps { name: name.clone(), assertions, changes };
-        match self.execute(&Operation { objects: vec![steps] }).await {
+        match self.change_if(name, vec![Assertion::Version(version)], changes).await {
             Ok(executed) if executed.version > Version::ZERO => Ok(executed.version),
             // It changed nothing.
             Ok(_) => Ok(version),
@@ -461,9 +471,7 @@ impl ObjectPool {
         name: &Name,
         assertions: Vec<Assertion>,
     ) -> Result<bool, ObjectError> {
-        let changes = vec![ObjectChange::Remove];
-        let steps = ObjectSteps { name: name.clone(), assertions, changes };
-        let executed = self.execute(&Operation { objects: vec![steps] }).await?;
+        let executed = self.change_if(name, assertions, vec![ObjectChange::Remove]).await?;
         Ok(executed.results == [StepResult::Removed(true)])
     }
 

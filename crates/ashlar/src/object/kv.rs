@@ -136,9 +136,7 @@ fn scan(
             let (key, value) = (escape::escaped(&key), escape::escaped(&value));
             writeln!(out, "{key}\t{value}").map_err(cannot)?;
         }
-        if format == Format::Json {
-            pages.add(&rows);
-        }
+        pages.add(&rows);
         match page.next {
             Some(next) => listing.from = next,
             None => break,

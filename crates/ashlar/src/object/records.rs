@@ -6,18 +6,17 @@ use std::os::unix::ffi::OsStrExt;
 use client::Config;
 use client::block_on;
 use client::objects::{
-    Bytes, Field, Listing, Name, ObjectChange, ObjectError, ObjectSteps, Operation, Page,
-    PageEntry, StepResult,
+    Bytes, Field, Listing, Name, ObjectChange, ObjectError, Page, PageEntry, StepResult,
 };
 use cluster::message::Failure;
 use serde_json::json;
 
 use super::{
-    assertions_of, assertions_of_version, escape, failed, listing, merged, named, open,
-    print_field, print_version, set, unset, value_of,
+    assertions_of, assertions_of_version, change, escape, failed, listing, merged, named, open,
+    print_field, set, unset, value_of,
 };
 use crate::cli::RecordsCommand;
-use crate::output::{Column, Format, column, print_json, print_rows};
+use crate::output::{Column, Format, RowPages, column, print_json};
 
 const FIELD: &[Column] = &[column("KEY", "key"), column("VALUE", "value")];
 
@@ -70,14 +69,7 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
             let name = named(&name)?;
             let before = before.map(OsString::into_encoded_bytes);
             let from = from.into_encoded_bytes();
-            let changes = vec![ObjectChange::RemoveRecords { from, before }];
-            let steps = ObjectSteps { name: name.clone(), assertions, changes };
-            let executed = block_on(pool.execute(&Operation { objects: vec![steps] }));
-            let executed = executed.map_err(|error| failed(&name, &error))?;
-            if format == Format::Json {
-                print_version(format, &name, executed.version);
-            }
-            Ok(())
+            change(&pool, &name, assertions, ObjectChange::RemoveRecords { from, before }, format)
         }
     }
 }
@@ -90,9 +82,10 @@ pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
     pages: impl Fn(Listing) -> Read,
     format: Format,
 ) -> Result<(), Failure> {
-    let (mut rows, mut left) = (Vec::new(), limit.unwrap_or(u64::MAX));
+    let (mut printed, mut left) = (RowPages::new(format, FIELD), limit.unwrap_or(u64::MAX));
     while left > 0 {
         let page = block_on(pages(listing.clone())).map_err(|error| failed(name, &error))?;
+        let mut rows = Vec::with_capacity(page.entries.len());
         for entry in page.entries {
             let PageEntry::Key(key, value) = entry else { continue };
             if left > 0 {
@@ -104,11 +97,12 @@ pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
                 rows.push(merged(escape::json("key", &key), value));
             }
         }
+        printed.add(&rows);
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
-    print_rows(format, &rows.into(), FIELD, "none");
+    printed.end("none");
     Ok(())
 }

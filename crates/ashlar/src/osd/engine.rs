@@ -171,15 +171,12 @@ pub fn renew(
         return Err(failure("not_found", message, "start it as it is"));
     };
     let directory = directory_of(path, objects).ok_or_else(|| without_name(osd))?;
-    let identity = Identity { engine, store };
-    let opened = RocksReadOnly::open(&directory, identity, &Settings::default());
-    if let Ok((_, families)) = &opened
-        && families.iter().all(|family| !family.is_damaged)
+    if let Ok(Some(opened)) = open_to_read(Some(&directory), &superblock)
+        && opened.found.families.iter().all(|family| !family.is_damaged)
     {
         let message = format!("the engine of {osd} can be opened: its records are there");
         return Err(failure("invalid", message, "start the OSD, or check it: `ashlar osd check`"));
     }
-    drop(opened);
     if !accepted {
         let message = format!(
             "{osd} loses its copies of all objects: they are made anew from other OSDs, and those of \
@@ -188,7 +185,7 @@ pub fn renew(
         let hint = "`ashlar pool ls` shows how many copies pools keep; confirm with --yes";
         return Err(failure("confirm", message, hint));
     }
-    Rocks::renew(&directory, identity).map_err(|error| {
+    Rocks::renew(&directory, Identity { engine, store }).map_err(|error| {
         let Failure { code, hint, .. } = cannot_open(osd, &error);
         failure(&code, format!("the engine of {osd} cannot be replaced: {error}"), hint)
     })?;

@@ -769,7 +769,7 @@ fn an_osd_whose_engine_is_lost_gets_an_empty_one_and_keeps_its_volumes() {
     cluster.run(&["osd", "start", "2"]);
     cluster.wait_clean();
     kept.check(&cluster);
-    // It has everything now, and nothing of the volume was copied again.
+    // It has everything now.
     cluster.run(&["osd", "stop", "1"]);
     cluster.wait_active();
     kept.check(&cluster);

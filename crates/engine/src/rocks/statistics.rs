@@ -34,7 +34,10 @@ impl Shared {
 
     /// Whether the writing thread waits for compactions.
     fn stall_of_compactions(&self) -> Stall {
-        let waits = self.families().into_iter().map(|family| self.compaction_wait(&family));
+        let waits = self.families().into_iter().filter_map(|family| {
+            let column_family = self.database.cf_handle(&family.name)?;
+            Some(self.compaction_wait(&family, &column_family))
+        });
         match waits.max().filter(|wait| !wait.is_zero()) {
             Some(wait) => Stall::Slowed(((1 << 20) as f64 / wait.as_secs_f64()) as u64),
             None => Stall::None,

@@ -51,15 +51,16 @@ fn wait_of(first_files: u64) -> Duration {
 impl Shared {
     /// How long a mebibyte of a family waits, because compactions do not keep up. Of a damaged family nothing
     /// is compacted.
-    pub(super) fn compaction_wait(&self, family: &Family) -> Duration {
+    pub(super) fn compaction_wait(
+        &self,
+        family: &Family,
+        column_family: &Arc<BoundColumnFamily<'_>>,
+    ) -> Duration {
         if family.is_damaged {
             return Duration::ZERO;
         }
-        let count = || {
-            let column_family = self.column_family(family).ok()?;
-            self.database.property_value_cf(&column_family, FIRST_FILES).ok()?
-        };
-        wait_of(count().and_then(|count| count.parse().ok()).unwrap_or(0))
+        let count = self.database.property_value_cf(column_family, FIRST_FILES).ok().flatten();
+        wait_of(count.and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 }
 
@@ -206,7 +207,8 @@ impl<'a> Writer<'a> {
     /// flushes wait meanwhile, too, and those hold up the journal.
     fn wait_for_compactions(&self, group: &Group<'a>) {
         let written = group.families.values().filter(|part| part.first.is_some());
-        let waits = written.map(|part| self.shared.compaction_wait(&part.family));
+        let waits =
+            written.map(|part| self.shared.compaction_wait(&part.family, &part.column_family));
         let wait = waits.max().unwrap_or_default();
         if !wait.is_zero() {
             let share = group.size as f64 / f64::from(1 << 20);

@@ -192,6 +192,11 @@ fn range_of(pg: PgId) -> (Vec<u8>, Vec<u8>) {
     (vec![pg.number as u8], vec![pg.number as u8 + 1])
 }
 
+/// Whether the store found the engine behind when it opened.
+fn found_behind(store: &Store) -> bool {
+    store.recovery_report().rows.iter().any(|(row, _)| *row == 'h')
+}
+
 impl Objects {
     /// Creates the engine.
     pub fn new(plan: ObjectPlan, seed: u64, identity: Identity) -> Objects {
@@ -310,7 +315,7 @@ impl Objects {
         // Each start that ends leaves a store that knows what it lost: the next one may not lose more.
         let may_lose = std::mem::take(&mut self.was_lost) || is_damaged;
         let was_old = std::mem::take(&mut self.was_old);
-        let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
+        let is_behind = found_behind(store);
         let mark = is_behind.then_some(self.written);
         let was_behind = std::mem::replace(&mut self.open_mark, mark).is_some();
         let is_behind_again = was_behind && is_behind;
@@ -751,7 +756,7 @@ impl World {
     pub(super) fn objects_opened(&mut self) -> Result<(), String> {
         let (Some(objects), Some(store)) = (&mut self.objects, &self.store) else { return Ok(()) };
         let (lost, suspects) = objects.opened(store, self.damage.deep)?;
-        let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
+        let is_behind = found_behind(store);
         self.tally.faults.add("batches lost by the engine", lost);
         self.tally.faults.add("engine behind", u64::from(is_behind));
         self.todo.extend(suspects.into_iter().map(Todo::Absolve));
