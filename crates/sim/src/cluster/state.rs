@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, PgId, SessionId, Time};
+use base::{Duration, PgId, PoolId, SessionId, Time};
 use cluster::records::{FenceRecord, Key, LockRecord, Record, SessionRecord, Used};
 use cluster::state::memory::MemoryState;
 use cluster::state::{
@@ -62,7 +62,7 @@ pub struct StateDoor {
     opened: BTreeSet<SessionId>,
     /// Sessions that clients closed after all their requests were answered.
     closed: BTreeSet<SessionId>,
-    /// The fences that existed when each session was opened.
+    /// The fences of the pool of the volumes that existed when each session was opened.
     fences: BTreeMap<SessionId, FenceRecord>,
     /// The last value that monitors wrote, by key; recorded once manual edits may happen.
     written: Option<BTreeMap<String, String>>,
@@ -196,8 +196,9 @@ impl StateDoor {
         if self.fences.contains_key(&session) {
             return;
         }
-        // There is one pool.
-        let entry = self.store.entries().find(|entry| entry.key.starts_with("fence/"));
+        // Fences are of a pool: ranges of the pool of objects contain ids of sessions of volumes that go on.
+        let key = Key::Fence(PoolId::FIRST).to_string();
+        let entry = self.store.entries().find(|entry| entry.key == key);
         let parsed =
             entry.and_then(|entry| Record::parse(&Key::parse(&entry.key)?, &entry.value).ok());
         if let Some(Record::Fence(record)) = parsed {
