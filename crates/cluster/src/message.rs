@@ -251,17 +251,6 @@ pub enum FromMonitor {
         /// Why the OSD may not join, and what to do.
         error: Failure,
     },
-    /// The operator accepts the loss of data of this incomplete PG (`pg give-up`): serve it with
-    /// the data that is left. A report shows the result. Applies only to the epoch and the run in
-    /// which the operator saw the loss, so that a late message accepts no other loss.
-    GiveUp {
-        /// The PG, whose primary is this OSD.
-        pg: PgId,
-        /// The epoch of the PG's entry.
-        epoch: Epoch,
-        /// The OSD's run.
-        incarnation: Incarnation,
-    },
     /// An operator requests a scrub of these PGs, whose primary is this OSD. The OSD's reports show the
     /// result.
     Scrub {

@@ -86,7 +86,7 @@ use edit::Watching;
 use entries::Entries;
 use failure_detector::FailureDetector;
 use fix::FixAsked;
-use give_up::{GIVE_UP_SPAN, GiveUp, MembersGiveUp, MembersGiveUps};
+use give_up::{GiveUp, MembersGiveUp, MembersGiveUps};
 use job::{Job, Wants};
 use job_queue::JobQueue;
 use leadership::Leadership;
@@ -539,11 +539,6 @@ impl Monitor {
             let asked = FixAsked { pg, image, stripe, choice, number, accepted };
             let result = self.fix(asked, effects);
             self.connections.answer(connection, request, result, effects);
-        } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
-            let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
-            if let Err(error) = self.give_up(asked, accepted, effects) {
-                self.connections.answer(connection, request, Err(error), effects);
-            }
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: true } = command {
             let since = self.event_last;
             let asked = MembersGiveUp { connection, request, pg, accepted, since };

@@ -83,6 +83,7 @@ fn entry() -> PgEntry {
         primary: Some(position(2)),
         positions: vec![Some(member(1, 10)), None, Some(member(2, 20))],
         learners: vec![Learner { member: member(3, 30), position: position(1) }],
+        given_up: Epoch::new(8),
     }
 }
 
@@ -335,11 +336,12 @@ fn any_entry() -> impl Strategy<Value = PgEntry> {
     let position = || (0..Position::COUNT_MAX).prop_map(|number| Position::new(number).unwrap());
     let positions = vec(option::of(member.clone()), 0..=usize::from(Position::COUNT_MAX));
     let learners = vec((member, position()), 0..=12);
-    let rest = (option::of(position()), positions, learners);
+    let rest = (option::of(position()), positions, learners, any::<u32>());
     (any_pg(), any::<u32>(), any::<u64>(), rest).prop_map(|(pg, epoch, revision, rest)| {
-        let (primary, positions, learners) = rest;
+        let (primary, positions, learners, given_up) = rest;
+        let given_up = Epoch::new(given_up.min(epoch));
         let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(revision));
-        let mut entry = PgEntry { epoch, revision, positions, ..PgEntry::new(pg, []) };
+        let mut entry = PgEntry { epoch, revision, positions, given_up, ..PgEntry::new(pg, []) };
         for (member, position) in learners {
             entry.learners.push(Learner { member, position });
             if entry.check().is_err() {

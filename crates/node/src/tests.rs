@@ -822,11 +822,18 @@ fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
 /// Offset of the journal in a store, in bytes.
 const JOURNAL_OFFSET: u64 = base::MIB;
 
-/// Sends the operator's give-up of the PG, with the epoch and the run that the OSD is in.
+/// The operator gives up what the PG lost: the next entry says so.
 fn give_up(rig: &mut Rig) {
-    let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
-    let incarnation = rig.node.cluster.incarnation().expect("it has joined");
-    rig.monitor_says(FromMonitor::GiveUp { pg: PG, epoch, incarnation });
+    let entry = rig.node.cluster.pg(PG).expect("it has the map");
+    let epoch = entry.epoch.next();
+    let entry = PgEntry { epoch, given_up: epoch, ..entry.clone() };
+    next_entry(rig, entry);
+}
+
+fn next_entry(rig: &mut Rig, entry: PgEntry) {
+    let known = rig.node.cluster.pool(POOL).expect("it has the map").revision;
+    let entry = PgEntry { revision: known.next(), ..entry };
+    rig.monitor_says(map(known.get(), known.next().get(), vec![entry], &[]));
 }
 
 #[test]
@@ -835,15 +842,21 @@ fn a_late_give_up_accepts_no_later_loss() {
     assert!(matches!(outcome, Err(Refusal::Damaged { .. })));
     rig.advance(Duration::from_secs(1));
     assert!(last_report(&rig).suspect);
-    let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
-    let incarnation = rig.node.cluster.incarnation().expect("it has joined");
-    let before = base::Epoch::new(epoch.get() - 1);
-    let run_before = Incarnation::new(incarnation.get() - 1);
-    for (epoch, incarnation) in [(before, incarnation), (epoch, run_before)] {
-        rig.monitor_says(FromMonitor::GiveUp { pg: PG, epoch, incarnation });
-        rig.advance(Duration::from_secs(2));
-        assert!(last_report(&rig).suspect && last_report(&rig).active.is_empty());
-    }
+    let entry = rig.node.cluster.pg(PG).expect("it has the map").clone();
+    // The loss of an epoch before, and that of a run before.
+    next_entry(&mut rig, PgEntry { epoch: entry.epoch.next(), given_up: entry.epoch, ..entry });
+    rig.advance(Duration::from_secs(2));
+    assert!(last_report(&rig).suspect && last_report(&rig).active.is_empty());
+    let entry = rig.node.cluster.pg(PG).expect("it has the map").clone();
+    let run = rig.node.cluster.incarnation().expect("it has joined");
+    let before = Member { osd: OSD, incarnation: Incarnation::new(run.get() - 1) };
+    let (epoch, positions) = (entry.epoch.next(), vec![Some(before)]);
+    next_entry(&mut rig, PgEntry { epoch, positions, given_up: epoch, ..entry.clone() });
+    rig.advance(Duration::from_secs(2));
+    assert!(last_report(&rig).suspect && last_report(&rig).active.is_empty());
+    next_entry(&mut rig, PgEntry { epoch: epoch.next(), ..entry });
+    rig.advance(Duration::from_secs(2));
+    assert!(last_report(&rig).suspect && last_report(&rig).active.is_empty());
     give_up(&mut rig);
     rig.advance(Duration::from_millis(1));
     assert_eq!(last_report(&rig).active, [PG], "reported at once");
@@ -863,7 +876,7 @@ fn bit_rot_ends_in_an_error_or_a_suspect_pg_and_never_in_wrong_data() {
                     let (pg, why) = last_report(&rig).incomplete[0].clone();
                     assert!(pg == PG && why.contains("give-up 1.0"), "{why}");
                     give_up(&mut rig);
-                    let left = rig.read_bytes(2, read(0, 4));
+                    let left = rig.read_bytes(3, read(0, 4));
                     assert!(left.iter().all(|byte| [0, 7].contains(byte)), "what is left");
                     rig.advance(Duration::from_secs(1));
                     assert!(!last_report(&rig).suspect);
@@ -894,9 +907,9 @@ fn what_was_given_up_stays_given_up() {
     let (mut rig, outcome) = read_after_rot(4);
     assert!(matches!(outcome, Err(Refusal::Damaged { .. })));
     give_up(&mut rig);
-    let left = rig.read_bytes(2, read(0, 4));
-    let mut rig = Rig::serving_over(rig.disk, 3, 3);
-    assert_eq!(rig.read_bytes(3, read(0, 4)), left);
+    let left = rig.read_bytes(3, read(0, 4));
+    let mut rig = Rig::serving_over(rig.disk, 4, 4);
+    assert_eq!(rig.read_bytes(4, read(0, 4)), left);
 }
 
 #[test]
@@ -911,11 +924,11 @@ fn the_last_copy_whose_note_cannot_be_read_is_served_once_it_is_given_up() {
     let (_, why) = last_report(&rig).incomplete[0].clone();
     assert!(why.contains("note of 1.0") && why.contains("give-up 1.0"), "{why}");
     give_up(&mut rig);
-    assert_eq!(rig.read_bytes(2, read(0, 4)), [7; 4]);
+    assert_eq!(rig.read_bytes(3, read(0, 4)), [7; 4]);
     rig.advance(Duration::from_secs(1));
     assert!(!last_report(&rig).suspect);
-    let mut rig = Rig::serving_over(rig.disk, 3, 3);
-    assert_eq!(rig.read_bytes(3, read(0, 4)), [7; 4]);
+    let mut rig = Rig::serving_over(rig.disk, 4, 4);
+    assert_eq!(rig.read_bytes(4, read(0, 4)), [7; 4]);
 }
 
 #[test]

@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 
 use base::planted::{self, Bug};
-use base::{OsdId, Version};
+use base::{Epoch, OsdId, Version};
 use blockstore::BlockKey;
 use format::wire::{Content, Filling, ListedBlock, PeerBody};
 
@@ -57,12 +57,15 @@ impl Pg {
         if is_short && self.is_kept_as_it_is(index) {
             return;
         }
+        let given_up = self.entry.as_ref().map_or(Epoch::ZERO, |entry| entry.given_up);
+        let is_whole_everywhere = stripes.is_none();
         let lead = self.lead();
         let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
-        let (mut filling, end) = judge(&lead.history, state, floor);
+        let has_more = is_whole_everywhere && state.record_epoch < given_up;
+        let (mut filling, end) = judge(&lead.history, state, floor, has_more);
         if is_of_objects {
             let is_beyond = end.is_some_and(|end| state.held > end);
-            let filling = self.object_filling(filling, is_beyond);
+            let filling = self.object_filling(filling, is_beyond, has_more);
             return self.admit(index, filling, actions);
         }
         if filling.listing && filling.cursor.is_none() {
@@ -130,7 +133,9 @@ impl Pg {
             // learner's epoch ended, some of them may never have been adopted.
             filling.complete = Version::ZERO;
         }
-        let is_short = stripes.is_some() && self.serving == Serving::Filling;
+        // In these pools peering takes each epoch of a history for one that adopted a version.
+        let names_activations = stripes.is_some() || self.shape.objects.is_some();
+        let is_short = names_activations && self.serving == Serving::Filling;
         let lead = self.lead();
         let listers = lead.listers(stripes);
         let mut history = lead.history.clone();

@@ -516,13 +516,15 @@ impl Filler {
 }
 
 /// Returns where the backfill of a learner must begin, and the version above which the learner's data was
-/// never adopted (`None`: all of its data is of this epoch).
+/// never adopted (`None`: all of its data is of this epoch). `has_more`: it may have what the operator gave up
+/// since, so what it shares with the others is not known.
 pub fn judge(
     history: &[Activation],
     state: &MemberState,
     floor: Version,
+    has_more: bool,
 ) -> (Filling, Option<Version>) {
-    let is_known = history.iter().any(|past| past.epoch <= state.record_epoch);
+    let is_known = !has_more && history.iter().any(|past| past.epoch <= state.record_epoch);
     let next = history.iter().find(|next| next.epoch > state.record_epoch);
     let end = next.map(|next| next.adopted);
     let cap = |version: Version| end.filter(|_| is_known).map_or(version, |end| version.min(end));

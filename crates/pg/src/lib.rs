@@ -311,6 +311,8 @@ pub struct Pg {
     directs: DirectReads,
     // State that outlives epochs.
     local_state: LocalState,
+    /// Whether the store is being told that the operator gave up what it lost.
+    is_absolving: bool,
     calls: StoreCalls,
     unflushed: Unflushed,
     owed: Owed,
@@ -368,6 +370,7 @@ impl Pg {
             stripe_member: None,
             directs: DirectReads::default(),
             local_state: LocalState::new(facts, record, shape.limits.change_count_max),
+            is_absolving: false,
             calls: StoreCalls::default(),
             unflushed: Unflushed::default(),
             owed: Owed::default(),
@@ -482,8 +485,11 @@ impl Pg {
     }
 
     /// Tells the store that the operator gave up the data of this PG that the store lost. Ends with
-    /// [`Action::Absolved`].
+    /// [`Action::Absolved`]; if the store cannot record that, the operator must ask again.
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
+        if std::mem::replace(&mut self.is_absolving, true) {
+            return;
+        }
         if self.shape.objects.is_some() {
             // The log has holes where batches were lost.
             self.begin_log(self.local_state.held(), Epoch::ZERO, actions);
@@ -959,8 +965,11 @@ impl Pg {
             Call::Direct(id) => self.on_direct_read(id, result, actions),
             Call::AbsolveFilled { call } => self.on_filled_absolved(call, actions),
             Call::Absolve => {
-                self.local_state.absolved();
-                actions.push(Action::Absolved);
+                self.is_absolving = false;
+                if result.is_ok() {
+                    self.local_state.absolved();
+                    actions.push(Action::Absolved);
+                }
             }
             Call::Prepared { version } => self.on_prepared(version, result, actions),
             Call::OldUnits { version } => self.on_old_units(version, result, actions),

@@ -316,7 +316,7 @@ impl Pg {
         let last = Some(&Activation { epoch: entry.epoch, adopted });
         // Epochs in which learners are filled while members are lost are never activated.
         let is_short = filling.is_some()
-            && self.stripes().is_some()
+            && (self.stripes().is_some() || self.shape.objects.is_some())
             && history.last().is_none_or(|newest| newest.epoch < entry.epoch);
         if !is_sound || (history.last() != last && !is_short) {
             return Err("the history is invalid or does not end with this epoch".into());

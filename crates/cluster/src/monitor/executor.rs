@@ -103,7 +103,10 @@ impl Monitor {
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
-            Command::PgGiveUp { .. } => unreachable!("it is not a job, or has a job of its own"),
+            Command::PgGiveUp { they_are_off: true, .. } => {
+                unreachable!("it has a job of its own")
+            }
+            Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up(*pg, *accepted),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }
@@ -308,6 +311,9 @@ impl Monitor {
             }
             (Job::Command { connection, request, .. }, Done::Restored(answer)) => {
                 self.on_restored(connection, request, answer, effects);
+            }
+            (Job::Command { connection, request, .. }, Done::GivenUp(pg)) => {
+                self.await_given_up(now, (connection, request), pg);
             }
             (Job::MarkEdited, Done::PutBack) => self.put_back(),
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),

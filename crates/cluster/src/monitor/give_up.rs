@@ -1,8 +1,8 @@
 //! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed once the PG is served.
 //!
-//! For data lost to damage, the PG's primary accepts the loss and records that in its store; the monitor does
-//! not record it. An operator who gets no answer in time checks the PG's state and, if it is still needed,
-//! runs the command again.
+//! For data lost to damage, the next entry says so ([`PgEntry::given_up`]). Its primary, in the run that the entry
+//! names, accepts the loss of that epoch alone, and records that in its store. An operator who gets no answer in
+//! time checks the PG's state and, if it is still needed, runs the command again.
 //!
 //! If fewer than `min_size` members are up, the members that are down can be given up (`they_are_off`): the
 //! next entry does not contain them. Only the operator's confirmation prevents two halves of a PG from
@@ -24,7 +24,7 @@ use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::osd::OsdLive;
 use super::{Effect, Monitor, busy, failure};
-use crate::message::{Failure, FromMonitor, OsdReport};
+use crate::message::{Failure, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
 /// How long the OSD may take to serve the PG before the operator is told that the outcome is unknown.
@@ -119,15 +119,10 @@ impl Monitor {
         entry.acting().map(|member| member.osd).find(is_unclear)
     }
 
-    /// Informs the primary of an incomplete PG that the operator accepts its loss; the operator is answered
-    /// after the primary's report. If not `accepted`, returns an error that describes what would be lost.
-    pub(super) fn give_up(
-        &mut self,
-        asked: GiveUp,
-        accepted: bool,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), Failure> {
-        let pg = asked.pg;
+    /// Plans `pg give-up` of an incomplete PG: the next entry tells its primary that the operator accepts the
+    /// loss. The operator is answered after the primary's report. If not `accepted`, returns an error that
+    /// describes what would be lost.
+    pub(super) fn plan_give_up(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
         let entry = self.pg_to_give_up(pg)?;
         let osd = entry.primary_osd().filter(|osd| {
             let live = self.osds.get(osd);
@@ -153,21 +148,57 @@ impl Monitor {
                 ),
             ));
         }
-        let report = self.osds.get(&osd).and_then(OsdLive::current_report);
-        let why = report.and_then(|r| r.incomplete.iter().find(|(id, _)| *id == pg));
+        let Some(report) = self.report_of(entry) else {
+            return Err(failure(
+                "busy",
+                format!("{osd} has not reported yet since the members of PG {pg} changed"),
+                "try again in a few seconds",
+            ));
+        };
+        let why = report.incomplete.iter().find(|(id, _)| *id == pg);
         let Some((_, why)) = why else { return Err(not_incomplete(pg)) };
+        if !report.suspect {
+            return Err(failure(
+                "invalid",
+                format!("PG {pg} is incomplete, but not because {osd} lost something: {why}"),
+                "there is nothing to give up: see to what it waits for",
+            ));
+        }
         if !accepted {
-            return Err(self.what_would_be_lost(pg, osd, why));
+            return Err(self.what_would_be_lost(entry, osd, why));
         }
         if self.give_ups.len() >= GIVE_UP_COUNT_MAX {
             return Err(busy());
         }
-        let record = self.committed.osd(osd).expect("members have a record");
-        let (epoch, incarnation) = (entry.epoch, record.info.incarnation);
-        let connection = self.osds[&osd].connection.expect("just seen");
-        self.connections.send(connection, &FromMonitor::GiveUp { pg, epoch, incarnation }, effects);
-        self.give_ups.push(asked);
-        Ok(())
+        let epoch = entry.epoch.next();
+        let mut next = PgEntry { epoch, given_up: epoch, ..entry.clone() };
+        if self.is_whole_everywhere(pg) {
+            // The others may be damaged, too, or have more: they come back as learners.
+            let leads = self.present(osd);
+            let alone =
+                |member: &Option<Member>| leads.filter(|_| member.map(|it| it.osd) == Some(osd));
+            next.positions = entry.positions.iter().map(alone).collect();
+        }
+        let batch = self.batch_of_entry(next);
+        Ok(Plan::Write { batch, done: Some(Done::GivenUp(pg)) })
+    }
+
+    /// The entry is written that tells the primary what the operator gave up: the operator waits for the
+    /// result.
+    pub(super) fn await_given_up(
+        &mut self,
+        now: Time,
+        (connection, request): (ConnectionId, u64),
+        pg: PgId,
+    ) {
+        let ends = now + GIVE_UP_SPAN;
+        self.give_ups.push(GiveUp { pg, connection, request, ends });
+    }
+
+    /// Whether each member has all of the PG.
+    fn is_whole_everywhere(&self, pg: PgId) -> bool {
+        let scheme = self.committed.pool(pg.pool).map(|record| record.pool.scheme);
+        scheme.is_some_and(|scheme| scheme.data_count() == 1)
     }
 
     fn pg_to_give_up(&self, pg: PgId) -> Result<&PgEntry, Failure> {
@@ -336,12 +367,19 @@ impl Monitor {
     }
 
     /// Returns the refusal for an operator who has not accepted the loss yet.
-    fn what_would_be_lost(&self, pg: PgId, osd: OsdId, why: &str) -> Failure {
+    fn what_would_be_lost(&self, entry: &PgEntry, osd: OsdId, why: &str) -> Failure {
+        let pg = entry.pg;
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let damaged = report.map_or(0, |report| report.damaged_units);
+        let others: Vec<Member> = entry.acting().filter(|it| it.osd != osd).copied().collect();
+        let replaced = match others.is_empty() {
+            true => "copies that come back later".to_owned(),
+            false => format!("the copies of {} and those that come back later", list_of(&others)),
+        };
         let message = format!(
-            "giving up PG {pg} cannot be undone. {why}: {}. {osd} has recorded {damaged} damaged 4 \
-             KiB units; reads of them will still fail",
+            "giving up PG {pg} cannot be undone. {why}: {}. It continues with what {osd} has, which \
+             replaces {replaced}. {osd} has recorded {damaged} damaged 4 KiB units; reads of them will \
+             still fail",
             self.concerned(pg),
         );
         let hint = format!("to accept this: `ashlar pg give-up {pg} --yes`");

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId};
+use base::{ConnectionId, Incarnation, OsdId, PgId, PoolId, SessionId};
 use placement::PlanError;
 use serde_json::Value;
 
@@ -101,6 +101,8 @@ pub(super) enum Done {
     /// A monitor was added, or a monitor has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
+    /// The primary of this PG is told to serve it without what its store lost.
+    GivenUp(PgId),
     /// The store has been restored from the OSDs' records, or its last good values have been written back;
     /// with the answer to the operator.
     Restored(Value),

@@ -665,6 +665,7 @@ impl<'a> Draft<'a> {
         let counts: BTreeMap<PoolId, u32> =
             self.pools().iter().map(|record| (record.pool.id, record.pool.pg_count)).collect();
         let is_kept = |pg: PgId| counts.get(&pg.pool).is_some_and(|count| pg.number < *count);
+        let mut given_up: BTreeMap<PgId, Epoch> = BTreeMap::new();
         for entry in counts.keys().flat_map(|pool| self.committed.pgs(*pool)) {
             if is_kept(entry.pg) {
                 newest.insert(entry.pg, entry.clone());
@@ -672,6 +673,8 @@ impl<'a> Draft<'a> {
         }
         let told = self.told().flat_map(|told| &told.entries).filter(|entry| is_kept(entry.pg));
         for entry in told.filter(|_| !planted::on(Bug::NewestEntryNotTaken)) {
+            let newest_given_up = given_up.entry(entry.pg).or_default();
+            *newest_given_up = entry.given_up.max(*newest_given_up);
             match newest.get(&entry.pg) {
                 Some(known) if known.epoch == entry.epoch => {
                     if !known.has_same_members(entry) {
@@ -682,6 +685,12 @@ impl<'a> Draft<'a> {
                 _ => {
                     newest.insert(entry.pg, entry.clone());
                 }
+            }
+        }
+        // What was given up stays so, also where the state store has gone another way since.
+        for (pg, epoch) in given_up {
+            if let Some(entry) = newest.get_mut(&pg) {
+                entry.given_up = entry.given_up.max(epoch);
             }
         }
         let is_newer = |entry: &PgEntry| {

@@ -106,5 +106,6 @@ fn gives_out(command: &Command) -> bool {
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
             | Command::VolumeUnlock { .. }
+            | Command::PgGiveUp { .. }
     )
 }

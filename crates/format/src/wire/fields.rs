@@ -103,6 +103,7 @@ pub(super) fn put_entry(bytes: &mut Vec<u8>, entry: &PgEntry) {
         put_u32(bytes, member.osd.get());
         put_u64(bytes, member.incarnation.get());
     }
+    put_u32(bytes, entry.given_up.get());
 }
 
 fn position(number: u8) -> Result<Position, DecodeError> {
@@ -253,7 +254,8 @@ impl<'a> Reader<'a> {
             }
         };
         let learners = (0..count).map(learner).collect::<Result<_, _>>()?;
-        let entry = PgEntry { pg, epoch, revision, primary, positions, learners };
+        let given_up = Epoch::new(self.u32()?);
+        let entry = PgEntry { pg, epoch, revision, primary, positions, learners, given_up };
         match entry.check() {
             Ok(()) => Ok(entry),
             Err(why) => wrong(format!("the entry of PG {pg} is invalid: {why}")),

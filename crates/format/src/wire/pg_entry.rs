@@ -24,6 +24,15 @@ pub struct PgEntry {
     pub positions: Vec<Option<Member>>,
     /// Learners, each for a position.
     pub learners: Vec<Learner>,
+    /// The newest epoch at whose beginning the operator gave up what the primary's store had lost; zero: none.
+    /// The primary of that epoch serves what is left. Learners whose records are older may have more.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
+    pub given_up: Epoch,
+}
+
+#[cfg(feature = "serde")]
+fn is_zero(epoch: &Epoch) -> bool {
+    *epoch == Epoch::ZERO
 }
 
 /// Maximum number of members in an entry, acting and learning ones together.
@@ -41,6 +50,7 @@ impl PgEntry {
             primary: (!positions.is_empty()).then_some(Position::FIRST),
             positions,
             learners: Vec::new(),
+            given_up: Epoch::ZERO,
         }
     }
 
@@ -148,6 +158,12 @@ impl PgEntry {
                 return Err(format!("two members are learners for {position}"));
             }
         }
+        if self.given_up > self.epoch {
+            return Err(format!(
+                "lost data is given up in epoch {}, which is to come",
+                self.given_up
+            ));
+        }
         match self.primary.filter(|primary| self.member_at(*primary).is_none()) {
             Some(primary) => Err(format!("the primary's {primary} is empty")),
             None => Ok(()),
@@ -165,6 +181,8 @@ struct UncheckedEntry {
     primary: Option<Position>,
     positions: Vec<Option<Member>>,
     learners: Vec<Learner>,
+    #[serde(default)]
+    given_up: Epoch,
 }
 
 #[cfg(feature = "serde")]
@@ -172,8 +190,8 @@ impl TryFrom<UncheckedEntry> for PgEntry {
     type Error = String;
 
     fn try_from(read: UncheckedEntry) -> Result<PgEntry, String> {
-        let UncheckedEntry { pg, epoch, revision, primary, positions, learners } = read;
-        let entry = PgEntry { pg, epoch, revision, primary, positions, learners };
+        let UncheckedEntry { pg, epoch, revision, primary, positions, learners, given_up } = read;
+        let entry = PgEntry { pg, epoch, revision, primary, positions, learners, given_up };
         match entry.check() {
             Ok(()) => Ok(entry),
             Err(why) => Err(format!("the entry of PG {pg} is invalid: {why}")),

@@ -77,12 +77,6 @@ impl Node {
             }
             FromMonitor::Map(delta) => self.on_map(now, delta, effects),
             FromMonitor::Monitors { addresses } => self.link.learn(addresses),
-            FromMonitor::GiveUp { pg, epoch, incarnation } => {
-                let is_seen = self.cluster.pg(pg).is_some_and(|entry| entry.epoch == epoch);
-                if is_seen && self.cluster.incarnation() == Some(incarnation) {
-                    self.on_give_up(now, pg, effects);
-                }
-            }
             FromMonitor::Scrub { pgs, deep, metadata } => {
                 pgs.into_iter().for_each(|pg| self.scrubbing.ask(pg, deep));
                 if metadata {

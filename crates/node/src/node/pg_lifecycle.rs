@@ -159,6 +159,13 @@ impl Node {
         }
         let obstacle = self.obstacle(&self.pgs[slot], &entry);
         let leads = self.cluster.leads(&entry);
+        let loss = self.loss(&entry).filter(|_| obstacle.is_none());
+        if loss.is_some() && entry.given_up == entry.epoch {
+            // Absolved, it is reviewed again.
+            self.halt(now, slot, format!("giving up what {} lost", self.identity.osd), effects);
+            return self.drive(now, slot, effects, |pg, actions| pg.absolve(actions));
+        }
+        let obstacle = obstacle.or(loss);
         if let Some(why) = obstacle.as_ref().filter(|_| leads && self.is_suspect(id)) {
             self.lines.trace_suspect(id, why, effects);
         }
@@ -245,6 +252,12 @@ impl Node {
         if entry.check().is_err() {
             return Some("the PG's entry is invalid: see `ashlar pg describe`".into());
         }
+        None
+    }
+
+    /// Returns what this OSD, as primary, may have lost, as text for operators.
+    fn loss(&self, entry: &PgEntry) -> Option<String> {
+        let (id, osd) = (entry.pg, self.identity.osd);
         if self.cluster.leads(entry) && self.is_suspect(id) {
             let what = match entry.acting_count() {
                 1 => "there is no other copy",
@@ -369,17 +382,6 @@ impl Node {
     /// yet.
     pub(super) fn is_suspect(&self, id: PgId) -> bool {
         self.pgs.get(id).is_some_and(Pg::is_suspect) || self.store.is_suspect(id)
-    }
-
-    /// Handles the operator's decision to give up lost data of a PG: the PG then serves the data that is
-    /// left.
-    pub(super) fn on_give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
-        let Some(slot) = self.pgs.slot(id) else { return };
-        if self.is_suspect(id) {
-            self.drive(now, slot, effects, |pg, actions| pg.absolve(actions));
-        } else {
-            self.review(now, id, effects);
-        }
     }
 
     /// Checks waiting PGs against the map again, and retries what could not be journaled. Called once per

@@ -21,7 +21,7 @@ use ::objects::keys::{heads_range, incomplete_range, repeats_range};
 use ::objects::{Key, Kind, Name, Shard};
 use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
-use base::{ImageId, StripeIndex, Version};
+use base::{Epoch, ImageId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, StoreError};
 use format::engine::{Answer as Found, Query};
 use format::wire::{Filling, KeysWith, ListedBlock, Payload, PeerBody};
@@ -42,6 +42,9 @@ const BLOCK_BYTES_MAX: u64 = format::disk::UNITS_SIZE_MAX as u64;
 pub const LIST_SIZE_MAX: usize = 1 << 20;
 /// More incomplete objects in a shard than a learner can have: it has one page under way.
 const INCOMPLETE_MAX: usize = 1024;
+
+/// A learner that is complete up to this version has a part of the PG, of which nothing is passed.
+const BELOW_ALL: Version = Version { epoch: Epoch::ZERO, counter: 1 };
 
 /// The filling of a learner.
 pub struct Fill {
@@ -632,9 +635,19 @@ impl Pg {
     }
 
     /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that
-    /// were perhaps never adopted. They have versions that are not passed when it is listed.
-    pub(crate) fn object_filling(&self, mut filling: Filling, is_beyond: bool) -> Filling {
+    /// were perhaps never adopted. They have versions that are not passed when it is listed. `has_more`: it may
+    /// have what the operator gave up since, under the same versions. All of it is copied, and nothing is
+    /// removed before: what this OSD cannot read stays there.
+    pub(crate) fn object_filling(
+        &self,
+        mut filling: Filling,
+        is_beyond: bool,
+        has_more: bool,
+    ) -> Filling {
         filling.listing |= is_beyond && !planted::on(Bug::UndoForgotten);
+        if has_more {
+            filling.complete = filling.complete.min(BELOW_ALL);
+        }
         filling.whole.clear();
         filling
     }

@@ -273,6 +273,7 @@ impl World {
                 }
                 self.operator.gave_up = true;
                 let pg = PgId { pool: PoolId::FIRST, number: *number };
+                self.watch.members_given_up(pg);
                 Command::PgGiveUp { pg, accepted: true, they_are_off: false }
             }
             Job::SetOut(index, is_out) => {
@@ -430,7 +431,10 @@ impl World {
             (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
             // If the PG still waits, a later search will find it again.
             (Job::GiveUp(_), Err(failure))
-                if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
+                if matches!(
+                    failure.code.as_str(),
+                    "busy" | "invalid" | "unavailable" | "unconfirmed"
+                ) => {}
             (Job::Recover { .. }, Ok(_)) => self.tally.operations.add("state recover", 1),
             (Job::Recover { since, mut lost }, Err(failure)) => {
                 // The restored state does not contain this OSD: at the time of the backup it was not

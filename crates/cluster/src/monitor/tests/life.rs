@@ -1,8 +1,8 @@
 //! Pools, volumes, sessions, tasks and the map, without failures.
 
-use base::{Duration, GIB, MapRevision, Scheme, SessionId, StripeIndex, TIB};
+use base::{Duration, Epoch, GIB, MapRevision, Scheme, SessionId, StripeIndex, TIB};
 use format::door::{NetEvent, Role};
-use format::wire::{Message, Op, Refusal};
+use format::wire::{Message, Op, PgEntry, Refusal};
 use serde_json::{Value, json};
 
 use super::rig::{Rig, osd_id, store_of};
@@ -624,6 +624,12 @@ fn status_tells_health_with_reasons() {
         report.incomplete = vec![(pg, "entry lost".into())];
     });
     assert_eq!(rig.checks()[0], "pg_incomplete");
+    assert_eq!(code(rig.command(give_up.clone())), "invalid", "it lost nothing");
+    rig.report(number, |report| {
+        report.active.retain(|active| *active != pg);
+        report.incomplete = vec![(pg, "entry lost".into())];
+        report.suspect = true;
+    });
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
     // Without confirmation, the command only reports what would be lost.
@@ -631,13 +637,14 @@ fn status_tells_health_with_reasons() {
         rig.command(Command::PgGiveUp { pg, accepted: false, they_are_off: false }).unwrap_err();
     assert_eq!(asked.code, "not_accepted");
     assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
-    assert!(rig.osds[&osd].gave_up.is_empty());
+    let before = rig.osds[&osd].map.pg(pg).unwrap().clone();
+    assert_eq!(before.given_up, Epoch::ZERO);
     // The answer arrives once the OSD serves the PG, or after a timeout.
     let client = rig.client();
     assert_eq!(rig.command_over(client, give_up.clone()), None);
     let entry = rig.osds[&osd].map.pg(pg).unwrap().clone();
-    let told = (pg, entry.epoch, entry.positions[0].unwrap().incarnation);
-    assert_eq!(rig.osds[&osd].gave_up, [told]);
+    let (epoch, revision) = (before.epoch.next(), entry.revision);
+    assert_eq!(entry, PgEntry { epoch, revision, given_up: epoch, ..before });
     let answer = |rig: &Rig| match rig.inbox.get(&client).and_then(|inbox| inbox.back()) {
         Some(FromMonitor::Answer { result, .. }) => Some(result.clone()),
         _ => None,
@@ -645,6 +652,7 @@ fn status_tells_health_with_reasons() {
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
         report.incomplete = vec![(pg, "entry lost".into())];
+        report.suspect = true;
     });
     assert_eq!(answer(&rig), None);
     rig.advance(Duration::from_secs(9));
@@ -652,6 +660,8 @@ fn status_tells_health_with_reasons() {
     rig.advance(Duration::from_secs(2));
     assert_eq!(answer(&rig).unwrap().unwrap_err().code, "unconfirmed");
     assert_eq!(rig.command_over(client, give_up), None);
+    let given_up = rig.osds[&osd].map.pg(pg).unwrap().given_up;
+    assert_eq!(given_up, epoch.next());
     rig.report(3 - number, |_| {});
     rig.report(number, |_| {});
     assert_eq!(answer(&rig).unwrap().unwrap()["pg"], pg.to_string());
@@ -660,6 +670,8 @@ fn status_tells_health_with_reasons() {
     assert!(rig.checks().contains(&"osd_silent".to_string()));
     rig.kill_osd(1);
     assert_eq!(rig.status()["health"], "error");
+    let entry = rig.osds[&osd_id(2)].map.pg(pg).unwrap();
+    assert_eq!(entry.given_up, given_up, "later entries keep it");
     let rows = rig.command(Command::PgList { pool: Some("p".into()) }).unwrap();
     let down = rows.as_array().unwrap().iter().filter(|row| row["state"] == "down").count();
     assert_eq!(down, 4);

@@ -90,7 +90,6 @@ pub struct FakeOsd {
     pub portions: BTreeMap<PgId, u32>,
     /// The OSD's reply to task requests; `None`: it executes them.
     pub refusal: Option<Refusal>,
-    pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
     /// PGs with data left over here that are active.
     pub active: Vec<(PgId, base::Epoch)>,
     /// PGs that the OSD was asked to scrub, and whether a deep scrub was requested.
@@ -469,9 +468,6 @@ impl Rig {
             FromMonitor::Map(delta) => {
                 osd.map.apply(delta).expect("deltas follow one another");
                 self.queue_saw(id);
-            }
-            FromMonitor::GiveUp { pg, epoch, incarnation } => {
-                osd.gave_up.push((pg, epoch, incarnation));
             }
             FromMonitor::Scrub { pgs, deep, metadata } => {
                 osd.scrubs.extend(pgs.into_iter().map(|pg| (pg, deep)));

@@ -3,7 +3,7 @@
 #[cfg(feature = "planted")]
 use base::planted::{self, Bug};
 
-use ::objects::{Field, ObjectChange, Operation};
+use ::objects::{Field, Key, Kind as KeyKind, Name, ObjectChange, Operation};
 use base::{BufferPool, Epoch, Version};
 use format::engine::Change;
 use format::wire::{PagePart, PeerBody};
@@ -108,6 +108,8 @@ fn planted_bugs_of_fills_are_found() {
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
     let filled = a_member_that_was_filled_brings_others_what_happened_since;
     assert!(planted::fails(Bug::ListedLogBelieved, filled), "a log that is believed is not found");
+    let lost = what_only_a_lost_member_has_counts_after_a_filling_without_it;
+    assert!(planted::fails(Bug::FilledCountedAsHolder, lost), "a version that counts no more");
     let run = || _ = run_many(0..400);
     assert!(planted::fails(Bug::UndoForgotten, run), "what was never adopted is not found");
     assert!(planted::fails(Bug::PageOvertakesMutation, run), "overtaking is not found");
@@ -252,6 +254,46 @@ fn what_the_primary_cannot_read_ends_the_filling_and_is_said() {
     assert!(stages.len() > 3, "{stages:?}");
 }
 
+/// Two members had the same, one lost some of it, and the operator gave that up. Who comes back has the version
+/// that the PG continues from, and more than it.
+#[test]
+fn who_comes_back_where_lost_data_was_given_up_is_copied_anew() {
+    let mut world = World::with_others(0, 2, 2);
+    while world.happen() {}
+    for name in [b"a", b"b", b"c"] {
+        change(&mut world, one(name, vec![], vec![ObjectChange::Put(vec![1; 300])]));
+    }
+    change(&mut world, one(b"d", vec![], vec![ObjectChange::Put(vec![1; 100 << 10])]));
+    world.restart(1);
+    let name = Name::new(b"a").expect("it is short");
+    let lost = move |key: &Vec<u8>| match Key::decode(key).expect("it is a key").kind {
+        KeyKind::Head { name: head } => head == name,
+        _ => false,
+    };
+    world.osds[1].store.alter(|records| records.retain(|key, _| !lost(key)));
+    let changed = world.osds[1].store.alter_blocks();
+    assert!(changed > 0, "the version of the object does not tell that its data are others");
+    world.with(1, |pg, actions| pg.absolve(actions));
+    while world.happen_at(1) {}
+    world.set_members(&[1], &[]);
+    world.entry.given_up = world.entry.epoch.next();
+    world.enter();
+    while world.happen() {}
+    world.restart(0);
+    world.set_members(&[1], &[0]);
+    world.enter();
+    let before = world.page_counts.0;
+    until(&mut world, |world| world.page_counts.0 > before + 1);
+    // It is cut off, and goes on where it was.
+    world.restart(0);
+    world.set_members(&[1], &[0]);
+    world.enter();
+    while world.happen() {}
+    assert!(world.complete.contains(&0), "it is filled");
+    assert_eq!(world.osds[0].store.objects().len(), 3);
+    world.osds[0].store.assert_equals(&world.osds[1].store);
+}
+
 #[test]
 fn objects_that_only_a_learner_has_go_with_their_blocks_and_repeats() {
     let mut world = World::with_others(0, 2, 2);
@@ -366,6 +408,31 @@ fn a_member_that_was_filled_brings_others_what_happened_since() {
     assert_eq!(world.osds[1].store.forward_count, 1);
     world.osds[1].store.assert_equals(&world.osds[2].store);
     assert_eq!(world.osds[1].store.objects().len(), 2);
+}
+
+/// What only a lost member has counts when it comes back, also where another one was filled meanwhile.
+#[test]
+fn what_only_a_lost_member_has_counts_after_a_filling_without_it() {
+    let mut world = World::with_others(3, 3, 2);
+    while world.happen() {}
+    change(&mut world, one(b"a", vec![], vec![ObjectChange::Put(vec![1; 9])]));
+    world.begin(Kind::Mutate(one(b"b", vec![], vec![ObjectChange::Put(vec![1; 9])])));
+    while world.happen_at_primary() {}
+    world.lose_messages();
+    world.restart(0);
+    world.set_members(&[1, 0], &[2]);
+    world.absent = Some(0);
+    world.enter();
+    while world.happen() {}
+    world.wait();
+    until(&mut world, |world| world.complete.contains(&2));
+    world.absent = None;
+    world.set_members(&[2, 0], &[]);
+    world.enter();
+    world.end_all();
+    assert_eq!(world.osds[2].store.forward_count, 1);
+    assert_eq!(world.osds[2].store.objects().len(), 2);
+    world.osds[2].store.assert_equals(&world.osds[0].store);
 }
 
 /// Two members have forty objects; the first one is away while some of them change in all ways.

@@ -35,8 +35,8 @@ impl World {
         };
         let entry = PgEntry::new(self.shape.pg, acting.iter().map(member));
         let entry = entry.with_learners(learners.iter().map(member));
-        let (epoch, revision) = (self.entry.epoch, self.entry.revision);
-        self.entry = PgEntry { epoch, revision, ..entry };
+        let PgEntry { epoch, revision, given_up, .. } = self.entry;
+        self.entry = PgEntry { epoch, revision, given_up, ..entry };
     }
 
     /// Returns one of these.

@@ -123,7 +123,7 @@ impl Store {
                 self.repair(key, content);
                 None
             }
-            Request::SetFloor { .. } | Request::Sync => None,
+            Request::SetFloor { .. } | Request::Sync | Request::Absolve { .. } => None,
             request => return self.reads.push((call, request)),
         };
         self.before.extend(kept);

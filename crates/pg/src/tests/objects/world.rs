@@ -610,6 +610,7 @@ impl World {
             Action::Scrub(ScrubEvent::Began { .. }) => {}
             Action::Scrub(ScrubEvent::Ended { .. }) => self.scrub_count += 1,
             Action::Scrub(event) => self.scrub_events.push(event),
+            Action::Absolved => {}
             other => panic!("{other:?}"),
         }
     }
