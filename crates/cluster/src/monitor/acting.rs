@@ -12,6 +12,7 @@
 //! | everything is as planned | the plan's first OSD whose disk is not slow (if all are slow, the first) becomes primary as soon as it may, if it reaches all members |
 //! | an OSD rests after many starts | it does not become a learner; if it is a member, it is removed in its next run, provided that at least `min_size` others remain |
 //! | the disk of an acting member or learner hangs | it is removed if at least `min_size` others have disks that respond and have been heard from since; otherwise the entry stays as it is |
+//! | an acting member has damaged records of the pool | it is removed like one whose disk hangs; if it stays, another member leads, if one is sound |
 //! | a pool with parity has more positions than the entry | the entry gets the missing positions, empty |
 //! | the primary cannot reach some members | they are removed like lost members; if too few would remain, a member that reaches enough others becomes primary, and those out of its reach are removed |
 //!
@@ -638,8 +639,11 @@ fn primary_of(
         return first;
     }
     // A primary whose disk hangs and that cannot be removed remains primary: the hang alone does not start an
-    // epoch.
-    let may_stay = |osd: &OsdId| is_sound(osd) || state(*osd) == Some(State::Stalled);
+    // epoch. One that cannot read some of its records hands over to one that can.
+    let hangs = |osd: &OsdId| given.standings.get(osd).is_some_and(|it| it.disk.stalled);
+    let is_damaged = |osd: &OsdId| given.damaged.contains(osd) && !hangs(osd);
+    let is_stalled = |osd: &OsdId| state(*osd) == Some(State::Stalled) && !is_damaged(osd);
+    let may_stay = |osd: &OsdId| is_sound(osd) || is_stalled(osd);
     let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);
     let is_up = |osd: &OsdId| state(*osd).is_some_and(|state| state != State::Down);

@@ -498,9 +498,14 @@ fn a_member_with_damaged_records_goes_where_others_are_enough_and_comes_back_wit
         "it is no learner as long as they are there"
     );
     assert_eq!(learning(&scene.next(&next).unwrap()), [member(1, 1)]);
-    // Where too few others are there, it stays, and serves what it can read.
+    // Where too few others are there, it stays, and another one leads, which can read everything.
     let two = Scene::new(3, &[1, 2], 2).damaged(1);
-    assert_eq!(two.next(&entry(2, 1, &all[..2], &[])), None);
+    let next = two.next(&entry(2, 1, &all[..2], &[])).unwrap();
+    assert_eq!((next.primary_osd(), &acting(&next)[..]), (Some(osd(2)), &all[..2]));
+    assert_eq!(two.next(&next), None);
+    assert_eq!(two.damaged(2).next(&next), None, "nobody can");
+    let alone = Scene::new(3, &[1], 1).damaged(1);
+    assert_eq!(alone.next(&entry(2, 1, &all[..1], &[])), None, "it serves what it can read");
 }
 
 #[test]
