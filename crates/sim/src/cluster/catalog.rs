@@ -5,7 +5,7 @@ use super::watch::CONSEQUENCES;
 use crate::tally::Tally;
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 24] = [
+pub const OPERATIONS: [&str; 25] = [
     "read",
     "write",
     "unaligned write",
@@ -30,10 +30,11 @@ pub const OPERATIONS: [&str; 24] = [
     "object change",
     "object change sent again",
     "object read",
+    "object list",
 ];
 
 /// Faults that are injected, and events that follow from them.
-pub const FAULTS: [&str; 86] = [
+pub const FAULTS: [&str; 87] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -99,6 +100,7 @@ pub const FAULTS: [&str; 86] = [
     "suspect PG given up",
     "members lost below the minimum given up",
     "pool full",
+    "PG left out of a list",
     "damaged range met",
     "session ended",
     "operation given up by its client",

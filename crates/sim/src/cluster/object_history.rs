@@ -21,7 +21,7 @@ use base::{SessionId, Version};
 use objects::model::MODIFIED;
 use objects::{
     Field, Look, Name, Operation, PageEntry, Read, ReadAnswer, Repeat, Shard, Stat, StepResult,
-    decode_answers, decode_results,
+    decode_answers, decode_pages, decode_results,
 };
 use volume::{Answer, VolumeError};
 
@@ -281,6 +281,66 @@ impl ObjectHistory {
         };
         self.ends(number, to, end);
         Ok(())
+    }
+
+    /// Records the answer to a list of the whole pool, which is a look of each PG, by its number. Returns how
+    /// many PGs are to be asked alone.
+    pub fn listed(
+        &mut self,
+        looks: &[usize],
+        result: &Result<Answer, VolumeError>,
+        to: Moment,
+    ) -> Result<usize, String> {
+        let (pages, refused) = match result {
+            Ok(Answer::Listed { pages, refused }) => (pages, refused),
+            Err(VolumeError::Ended | VolumeError::TimedOut) => {
+                looks.iter().for_each(|number| self.ends(*number, to, End::Unsure));
+                return Ok(0);
+            }
+            other => return Err(format!("a list is answered with {other:?}")),
+        };
+        // Pages do not say of which PG they are, but names do.
+        let (mut named, mut empty) = (BTreeMap::new(), Vec::new());
+        for bytes in pages {
+            let found = decode_pages(&bytes.clone().into()).ok_or("pages cannot be decoded")?;
+            for page in found {
+                match page.entries.first() {
+                    Some(PageEntry::Key(key, _)) => {
+                        let name = Name::new(key).ok_or("a name that is none is listed")?;
+                        let pg = self.pg_of(&name);
+                        if named.insert(pg, page).is_some() {
+                            return Err(format!("two pages of PG {pg} in a list"));
+                        }
+                    }
+                    Some(PageEntry::CommonPrefix(_)) => {
+                        return Err(format!("a common prefix without a delimiter: {page:?}"));
+                    }
+                    None if page.next.is_some() => {
+                        return Err(format!("a page has nothing, and is not the last: {page:?}"));
+                    }
+                    None => empty.push(page),
+                }
+            }
+        }
+        for (pg, number) in (0..).zip(looks) {
+            let page = match (refused.contains(&pg), named.remove(&pg)) {
+                (true, Some(_)) => return Err(format!("PG {pg} is listed and refused")),
+                (true, None) => {
+                    self.ends(*number, to, End::Unsure);
+                    continue;
+                }
+                (false, Some(page)) => page,
+                (false, None) => empty.pop().ok_or("a list has fewer pages than PGs")?,
+            };
+            let What::Look(look) = &self.asks[*number].what else { unreachable!("it is a look") };
+            let look = look.clone();
+            let answers = self.noted(pg, &look, vec![ReadAnswer::List(page)])?;
+            self.ends(*number, to, End::Looked(answers));
+        }
+        match empty.is_empty() && named.is_empty() {
+            true => Ok(refused.len()),
+            false => Err("a list has more pages than PGs".into()),
+        }
     }
 
     /// Records that nobody waits for an answer any more.

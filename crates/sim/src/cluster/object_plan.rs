@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use base::{BlockSize, Duration, Version};
 use cluster::map::FailureDomain;
 use cluster::message::{Command, ObjectOptions};
-use objects::{Assertion, Field, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Read};
+use objects::{
+    Assertion, Field, Listing, Look, Name, NameQuery, ObjectChange, ObjectSteps, Operation, Read,
+};
 
 use super::object_history::{ObjectHistory, counter_field, is_counter};
 use super::plan::{Plan, Pools};
@@ -68,7 +70,8 @@ impl ObjectPlan {
             think: plan.think.max(random.scale(1_000_000..20_000_000)),
             request_count_max: random.range(300..900),
         };
-        // Objects are not scrubbed, and what one member cannot read is not fetched from another.
+        // What the primary cannot read of an object is not fetched from another member, so reads would be
+        // answered with damage.
         plan.faults.rot = Chance::NEVER;
         plan.faults.read_error = Chance::NEVER;
         Some(drawn)
@@ -210,11 +213,7 @@ pub fn any_look(random: &mut Random, history: &ObjectHistory) -> (u32, Look) {
     let first = any_name(random);
     let pg = history.pg_of(&first);
     if random.chance(Chance::percent(15)) {
-        let (shards, with_data) = (history.shards_of(pg), random.chance(Chance::percent(30)));
-        let from = if random.chance(Chance::percent(30)) { b"b".to_vec() } else { Vec::new() };
-        let count_max = random.range(1..20) as usize;
-        let listing = Listing { count_max, size_max: 200 << 10, from, ..Listing::default() };
-        return (pg, Look { reads: vec![Read::List { shards, listing, with_data }] });
+        return (pg, any_query(random).look(history.shards_of(pg)));
     }
     let count = random.range(1..4);
     let mut reads = Vec::new();
@@ -224,6 +223,15 @@ pub fn any_look(random: &mut Random, history: &ObjectHistory) -> (u32, Look) {
         reads.push(any_read(random, name));
     }
     (pg, Look { reads })
+}
+
+/// Draws which objects to list.
+pub fn any_query(random: &mut Random) -> NameQuery {
+    let with_data = random.chance(Chance::percent(30));
+    let from = if random.chance(Chance::percent(30)) { b"b".to_vec() } else { Vec::new() };
+    let count_max = random.range(1..20) as usize;
+    let listing = Listing { count_max, size_max: 200 << 10, from, ..Listing::default() };
+    NameQuery { listing, with_data }
 }
 
 fn any_read(random: &mut Random, name: Name) -> Read {

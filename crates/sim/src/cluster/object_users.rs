@@ -7,12 +7,14 @@ use base::{Duration, PgId, SessionId};
 use cluster::message::Failure;
 use format::engine::{Change, EngineEffect};
 use format::wire::{Op, Request};
-use objects::{Key, Kind, Look, Operation, Repeat, Shard, decode_answers};
+use objects::{Key, Kind, Look, NameQuery, Operation, Repeat, Shard, decode_answers, decode_pages};
 use volume::{Answer, Attached, Event, Place, RequestId, Used, VolumeError, VolumeHandle};
 
 use super::agenda::Item;
 use super::object_history::ObjectHistory;
-use super::object_plan::{OBJECT_POOL, ObjectPlan, any_look, any_operation, names, whole};
+use super::object_plan::{
+    OBJECT_POOL, ObjectPlan, any_look, any_operation, any_query, names, whole,
+};
 use super::world::World;
 use crate::random::{Chance, Random};
 
@@ -41,6 +43,8 @@ struct User {
     pool: Option<(VolumeHandle, UserStage)>,
     /// Requests without an answer, each with its number in the history.
     open: BTreeMap<RequestId, usize>,
+    /// Lists of the whole pool without an answer, each with the number of the look of each PG.
+    lists: BTreeMap<RequestId, Vec<usize>>,
 }
 
 /// How far a client has come with the pool.
@@ -49,6 +53,12 @@ enum UserStage {
     Opening,
     Open(SessionId),
     Closing,
+}
+
+impl User {
+    fn depth(&self) -> usize {
+        self.open.len() + self.lists.len()
+    }
 }
 
 impl ObjectPool {
@@ -66,7 +76,7 @@ impl ObjectPool {
 
     /// Returns whether a client waits for an answer.
     pub fn is_asked(&self) -> bool {
-        self.users.iter().any(|user| !user.open.is_empty())
+        self.users.iter().any(|user| user.depth() > 0)
     }
 
     fn is_open(&self) -> bool {
@@ -87,7 +97,8 @@ impl World {
         let to = self.objects.is_some().then(|| self.moment());
         let (Some(pool), Some(to)) = (&mut self.objects, to) else { return };
         let user = std::mem::take(&mut pool.users[client]);
-        user.open.into_values().for_each(|number| pool.history.given_up(number, to));
+        let asked = user.open.into_values().chain(user.lists.into_values().flatten());
+        asked.for_each(|number| pool.history.given_up(number, to));
     }
 
     /// Runs a turn of the pool's users at a client.
@@ -101,7 +112,7 @@ impl World {
         let draw = pool.random.below(1000);
         let is_enough = pool.request_count >= pool.plan.request_count_max;
         let user = &pool.users[client];
-        let (stage, depth) = (user.pool, user.open.len());
+        let (stage, depth) = (user.pool, user.depth());
         let may_ask = depth < pool.plan.depth_max && !is_enough;
         let is_there = pool.stage == PoolStage::There;
         let after = if pause || is_enough { Duration::from_millis(500) } else { after };
@@ -141,6 +152,10 @@ impl World {
         if changes {
             let operation = any_operation(&mut pool.random, &pool.history);
             return self.ask_change(client, handle, session, operation);
+        }
+        if pool.random.chance(Chance::percent(5)) {
+            let query = any_query(&mut pool.random);
+            return self.ask_list(client, (handle, session), query);
         }
         let (pg, look) = any_look(&mut pool.random, &pool.history);
         self.ask_look(client, (handle, session), pg, look)
@@ -187,6 +202,30 @@ impl World {
         let number = pool.history.ask_look(session, pg, look, from);
         pool.users[client].open.insert(id, number);
         let operation = volume::Operation::Look { at, reads, answers_size_max };
+        self.apply_client(client, Event::Request { id, volume: handle, operation })
+    }
+
+    fn ask_list(
+        &mut self,
+        client: usize,
+        (handle, session): (VolumeHandle, SessionId),
+        query: NameQuery,
+    ) -> Result<(), String> {
+        self.tally.operations.add("object list", 1);
+        let (id, from) = (RequestId(self.clients[client].next_name()), self.moment());
+        self.trace
+            .line(format_args!("{:?} client{client} asks {id:?} of objects: {query:?}", self.now));
+        let pool = self.objects.as_mut().expect("its users work");
+        let looks = (0..pool.plan.pg_count).map(|pg| {
+            let look = query.look(pool.history.shards_of(pg));
+            pool.history.ask_look(session, pg, look, from)
+        });
+        pool.users[client].lists.insert(id, looks.collect());
+        let operation = volume::Operation::List {
+            names: query.encode(),
+            page_size_max: query.answer_size_max() as u64,
+            pgs_max: pool.random.range(1..query.pgs_max() as u64 + 1) as usize,
+        };
         self.apply_client(client, Event::Request { id, volume: handle, operation })
     }
 
@@ -242,7 +281,12 @@ impl World {
         result: &Result<Answer, VolumeError>,
     ) -> Result<bool, String> {
         let Some(pool) = &mut self.objects else { return Ok(false) };
-        let Some(number) = pool.users[client].open.remove(&id) else { return Ok(false) };
+        let user = &mut pool.users[client];
+        let list = user.lists.remove(&id);
+        let number = user.open.remove(&id);
+        if number.is_none() && list.is_none() {
+            return Ok(false);
+        }
         self.trace.line(format_args!(
             "{:?} client{client} {id:?}: {:?}",
             self.now,
@@ -269,8 +313,14 @@ impl World {
             }
             _ => {}
         }
-        let pool = self.objects.as_mut().expect("it was asked");
-        pool.history.answered(number, result.clone(), to)?;
+        let history = &mut self.objects.as_mut().expect("it was asked").history;
+        match (number, list) {
+            (Some(number), _) => history.answered(number, result.clone(), to)?,
+            (None, list) => {
+                let refused = history.listed(&list.unwrap_or_default(), result, to)?;
+                self.tally.faults.add("PG left out of a list", refused as u64);
+            }
+        }
         Ok(true)
     }
 
@@ -372,6 +422,11 @@ fn told(result: Result<&Answer, &VolumeError>) -> String {
     match result {
         Ok(Answer::Looked(bytes)) => {
             let text = format!("{:?}", decode_answers(&bytes.clone().into()));
+            text.chars().take(400).collect()
+        }
+        Ok(Answer::Listed { pages, refused }) => {
+            let pages = pages.iter().map(|bytes| decode_pages(&bytes.clone().into()));
+            let text = format!("{refused:?} {:?}", pages.collect::<Vec<_>>());
             text.chars().take(400).collect()
         }
         result => format!("{result:?}"),

@@ -177,7 +177,14 @@ impl World {
         let named = self.requests.take_named(reply);
         let (Some(named), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
         let (pg, epoch) = (named.pg, named.epoch);
+        if let Outcome::Listed { pages, .. } = outcome
+            && pages.size() == 0
+        {
+            // No PG was asked.
+            return Ok(());
+        }
         self.session_served(pg, reply.session);
+        // Pages of a list are of moments before its answer, when the lease was there.
         if let Outcome::Read { .. } | Outcome::Looked { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
             self.watch.judge_read(index, pg, epoch, now, index_of)?;
