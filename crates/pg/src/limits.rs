@@ -25,6 +25,9 @@ pub struct Limits {
     pub page_size_max: usize,
     /// In pools of objects: logs are cut when so many log records are there.
     pub log_count_due: usize,
+    /// In pools of objects: logs have at most so many versions. Beyond that the older half goes, whoever needs
+    /// it, but what all acting members have.
+    pub log_versions_max: u64,
 }
 
 impl Default for Limits {
@@ -39,6 +42,7 @@ impl Default for Limits {
             learner_bytes_max: 64 << 20,
             page_size_max: 1 << 20,
             log_count_due: 1024,
+            log_versions_max: 1 << 18,
         }
     }
 }
@@ -55,6 +59,7 @@ impl Limits {
         learner_bytes_max: 16 << 10,
         page_size_max: 2 << 10,
         log_count_due: 20,
+        log_versions_max: 64,
     };
 }
 

@@ -40,8 +40,6 @@ use crate::{Action, Pg, Serving};
 const IDLE_COUNT: usize = 16;
 /// The PG was idle if nothing was changed between so many calls of [`Pg::raise_floor`].
 const IDLE_CALLS: u32 = 3;
-/// The log has at most so many versions; beyond that, the older half goes, whoever needs it.
-const VERSIONS_MAX: u64 = 1 << 18;
 /// The most log records of one batch, and their size in bytes.
 const CUT_COUNT_MAX: usize = 1024;
 const CUT_SIZE_MAX: usize = 64 << 10;
@@ -200,7 +198,8 @@ impl Pg {
             return;
         }
         let newest = self.versions.newest();
-        let (floor, capped) = (self.local_state.floor().min(self.mark()), self.capped(newest));
+        let (floor, capped) = (self.local_state.floor(), self.capped(newest));
+        let (floor, capped) = (floor.min(self.mark()), capped.min(self.mark()));
         let count = self.shape.limits.log_count_due;
         let cleaning = &mut self.objects.cleaning;
         cleaning.idle_count = if cleaning.newest == newest { cleaning.idle_count + 1 } else { 0 };
@@ -231,12 +230,12 @@ impl Pg {
     /// Returns the version up to which logs go although members may need them: there are too many versions
     /// above the floor.
     fn capped(&self, newest: Version) -> Version {
-        let floor = self.local_state.floor();
-        if newest.counter - floor.counter.min(newest.counter) <= VERSIONS_MAX {
+        let (floor, versions_max) = (self.local_state.floor(), self.shape.limits.log_versions_max);
+        if newest.counter - floor.counter.min(newest.counter) <= versions_max {
             return Version::ZERO;
         }
         // Steps, so that not each new version cuts again.
-        let half = VERSIONS_MAX / 2;
+        let half = versions_max / 2;
         let counter = (newest.counter / half - 1) * half;
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let before = lead.history.iter().rev().find(|past| past.adopted.counter < counter);

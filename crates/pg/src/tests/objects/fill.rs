@@ -410,6 +410,38 @@ fn a_member_that_was_filled_brings_others_what_happened_since() {
     assert_eq!(world.osds[1].store.objects().len(), 2);
 }
 
+/// While a member is away, the log keeps what it needs, up to a limit. Then it is listed.
+#[test]
+fn a_log_with_too_many_versions_loses_the_older_half() {
+    let mut world = World::with_others(0, 2, 2);
+    while world.happen() {}
+    let put = |at: u8| one(&[b'o', at], vec![], vec![ObjectChange::Put(vec![at; 9])]);
+    change(&mut world, put(0));
+    world.set_members(&[1], &[]);
+    world.enter();
+    while world.happen() {}
+    let versions_max = world.shape.limits.log_versions_max as u8;
+    let mut most = 0;
+    for at in 1..=3 * versions_max {
+        change(&mut world, put(at));
+        if at == versions_max - 2 {
+            assert_eq!(world.osds[1].store.log_count(), usize::from(at) + 1, "all of it is there");
+        }
+        world.tick();
+        while world.happen() {}
+        most = most.max(world.osds[1].store.log_count());
+    }
+    assert!(most <= usize::from(versions_max) + 2, "{most}");
+    world.restart(0);
+    world.set_members(&[1], &[0]);
+    world.enter();
+    while world.happen() {}
+    assert!(world.by_log_counts.1 > 0, "the log does not go back so far");
+    assert_eq!(world.complete.len(), 1);
+    world.fill_all();
+    check_filled(&world);
+}
+
 /// What only a lost member has counts when it comes back, also where another one was filled meanwhile.
 #[test]
 fn what_only_a_lost_member_has_counts_after_a_filling_without_it() {
