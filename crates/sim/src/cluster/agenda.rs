@@ -67,6 +67,8 @@ pub enum Item {
     DiskEnded(usize, DiskOp, DiskWork),
     /// The engine of an OSD does something.
     Engine(usize),
+    /// The file system of the engine of an OSD has space again.
+    EngineRoom(usize),
     /// The state store executes its next step.
     State(StateStep),
     /// A turn of an OSD's loop ends.
@@ -124,6 +126,7 @@ impl Item {
             | Item::State(StateStep::Reach { .. } | StateStep::EndLeases)
             | Item::OperatorTurn
             | Item::CreateObjectPool
+            | Item::EngineRoom(_)
             | Item::Start(_)
             | Item::Heal(..)
             | Item::Crash(_)

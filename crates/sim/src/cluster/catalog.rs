@@ -34,7 +34,7 @@ pub const OPERATIONS: [&str; 25] = [
 ];
 
 /// Faults that are injected, and events that follow from them.
-pub const FAULTS: [&str; 87] = [
+pub const FAULTS: [&str; 88] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -101,6 +101,7 @@ pub const FAULTS: [&str; 87] = [
     "members lost below the minimum given up",
     "pool full",
     "PG left out of a list",
+    "engine full",
     "damaged range met",
     "session ended",
     "operation given up by its client",

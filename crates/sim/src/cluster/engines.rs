@@ -15,6 +15,8 @@ use crate::random::{Chance, Random};
 const FLUSHES: Chance = Chance::percent(10);
 /// The usual time until it carries out a request, in nanoseconds.
 const LATENCY: u64 = 100_000;
+/// Its file system has no space for at most so long, in nanoseconds.
+const FULL_MAX: u64 = 3_000_000_000;
 
 /// What lies beside the disk of an OSD: an engine, once it is added.
 pub struct OsdEngine {
@@ -74,6 +76,13 @@ impl OsdEngine {
         events
     }
 
+    /// Whether its file system has no space, or has little of it.
+    fn set_full(&mut self, is_full: bool) {
+        let Some((_, twin)) = &mut self.twin else { return };
+        twin.set_low(is_full);
+        twin.set_full(is_full);
+    }
+
     /// Lets the engine do something. Returns what it says.
     fn step(&mut self) -> Vec<EngineEvent> {
         let mut events = Vec::new();
@@ -104,8 +113,29 @@ impl World {
         Ok(())
     }
 
-    /// Lets the engine of an OSD do something.
+    /// Lets the engine of an OSD do something, or takes the space of its file system.
     pub(super) fn engine_step(&mut self, index: usize) -> Result<(), String> {
+        let fills = self.objects.as_ref().map_or(Chance::NEVER, |pool| pool.plan.engine_fills);
+        let is_work = self.stage_is_work();
+        let engine = &mut self.osds[index].engine;
+        if is_work && engine.random.chance(fills) {
+            engine.set_full(true);
+            let after = engine.random.scale(1_000_000..FULL_MAX);
+            self.tally.faults.add("engine full", 1);
+            self.trace.line(format_args!("{:?} the engine of osd {index} is full", self.now));
+            self.schedule(Duration::from_nanos(after), Item::EngineRoom(index));
+        }
+        self.tell_engine(index)
+    }
+
+    /// The file system of an engine has space again: it goes on with what waits for that.
+    pub(super) fn engine_gets_room(&mut self, index: usize) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} the engine of osd {index} has room", self.now));
+        self.osds[index].engine.set_full(false);
+        self.tell_engine(index)
+    }
+
+    fn tell_engine(&mut self, index: usize) -> Result<(), String> {
         let life = self.life(Process::Osd(index));
         for event in self.osds[index].engine.step() {
             if self.life(Process::Osd(index)) == life {

@@ -43,6 +43,8 @@ pub struct ObjectPlan {
     pub(super) think: u64,
     /// The most requests of all clients while they work.
     pub(super) request_count_max: u64,
+    /// How often the file system of an engine is full for a while, for each of its steps.
+    pub(super) engine_fills: Chance,
 }
 
 impl ObjectPlan {
@@ -69,6 +71,10 @@ impl ObjectPlan {
             depth_max: random.scale(1..24) as usize,
             think: plan.think.max(random.scale(1_000_000..20_000_000)),
             request_count_max: random.range(300..900),
+            engine_fills: match random.chance(Chance::percent(25)) {
+                true => Chance(random.scale(300..20_000) as u32),
+                false => Chance::NEVER,
+            },
         };
         // What the primary cannot read of an object is not fetched from another member, so reads would be
         // answered with damage.

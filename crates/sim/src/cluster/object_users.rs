@@ -293,8 +293,10 @@ impl World {
             told(result.as_ref())
         ));
         let to = self.moment();
+        let fills = self.objects.as_ref().map(|pool| pool.plan.engine_fills);
+        let engine_fills = fills != Some(Chance::NEVER);
         match result {
-            Err(VolumeError::Full) if self.plan.may_fill() => {
+            Err(VolumeError::Full) if self.plan.may_fill() || engine_fills => {
                 self.tally.faults.add("pool full", 1);
             }
             Err(VolumeError::Full) => return Err("an object pool is full that has room".into()),

@@ -546,6 +546,7 @@ impl World {
             },
             Item::DiskEnded(index, op, work) => self.disk_done(index, op, work),
             Item::Engine(index) => self.engine_step(index),
+            Item::EngineRoom(index) => self.engine_gets_room(index),
             Item::State(step) => self.take_state(step),
             Item::MonitorEnds(index) => {
                 self.monitor_stopped(index);
