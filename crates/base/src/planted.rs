@@ -271,7 +271,7 @@ pub enum Bug {
     /// they held as of a version that all acting members have.
     FilledAsOfView,
     /// PG: a member that was filled while too few members were left counts as if it had everything that was
-    /// acknowledged then, and others as if they had not.
+    /// acknowledged then.
     FilledCountedAsHolder,
 }
 

@@ -427,6 +427,9 @@ pub struct OsdReport {
     pub active: Vec<PgId>,
     /// PGs whose primary is this OSD and that it cannot serve, with the reason.
     pub incomplete: Vec<(PgId, String)>,
+    /// PGs whose primary is this OSD and of which it may have lost acknowledged writes.
+    #[serde(default)]
+    pub suspect_pgs: Vec<PgId>,
     /// PGs whose primary is this OSD and that are peering, with what they wait for.
     #[serde(default)]
     pub peering: Vec<(PgId, String)>,
@@ -977,6 +980,7 @@ mod tests {
             revisions: BTreeMap::from([(PoolId::FIRST, MapRevision::new(9))]),
             active: vec![pg],
             incomplete: vec![(pg, "why".into())],
+            suspect_pgs: vec![pg],
             ..OsdReport::default()
         }));
         let answer = FromMonitor::Answer {

@@ -15,6 +15,8 @@ mod reclaim;
 mod requests;
 mod space_credits;
 
+use std::collections::BTreeMap;
+
 use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, Duration, Epoch, OsdId, PgId, Time, TraceEvent, Version};
 use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
@@ -90,6 +92,8 @@ pub struct Node {
     damaged_told: usize,
     /// The operator gave up lost data of a PG, so the PG may be able to serve now: all PGs must be reviewed.
     review_is_due: bool,
+    /// The PGs that this run may have lost something of, each with the first epoch that it was to lead.
+    losses: BTreeMap<PgId, Epoch>,
 }
 
 /// The phases of a node, in order of time.
@@ -154,6 +158,7 @@ impl Node {
             disk_watch: DiskWatch::new(now, settings.stalls.clone()),
             damaged_told: 0,
             review_is_due: false,
+            losses: BTreeMap::new(),
             identity,
             settings,
         };
@@ -836,7 +841,10 @@ impl Node {
                 self.budget.begin(now);
                 self.reports.on_active(now);
             }
-            Action::Absolved => self.review_is_due = true,
+            Action::Absolved => {
+                self.losses.remove(&self.pgs[slot].id());
+                self.review_is_due = true;
+            }
             Action::Scrub(event) => {
                 if let ScrubEvent::Fixed(_) = event {
                     self.reports.bring_forward(now);

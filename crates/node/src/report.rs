@@ -138,9 +138,13 @@ pub(crate) fn report(
         let id = pg.id();
         let Some(entry) = cluster.pg(id) else { continue };
         // Data left over from a removed pool is skipped: no image needs it.
-        report.suspect |= pg.is_suspect() || store.is_suspect(id);
+        let is_suspect = pg.is_suspect() || store.is_suspect(id);
+        report.suspect |= is_suspect;
         if !cluster.is_primary(entry) {
             continue;
+        }
+        if is_suspect {
+            report.suspect_pgs.push(id);
         }
         match explainer.waits_for(pg) {
             None if pg.entry().is_some_and(|entered| entered.epoch == entry.epoch) => {

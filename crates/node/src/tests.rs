@@ -903,6 +903,16 @@ fn bit_rot_ends_in_an_error_or_a_suspect_pg_and_never_in_wrong_data() {
 }
 
 #[test]
+fn what_was_given_up_is_so_in_the_next_entries_too() {
+    let (mut rig, _) = read_after_rot(4);
+    let entry = rig.node.cluster.pg(PG).expect("it has the map").clone();
+    let given_up = entry.epoch.next();
+    next_entry(&mut rig, PgEntry { epoch: given_up.next(), given_up, ..entry });
+    rig.advance(Duration::from_millis(1));
+    assert_eq!(last_report(&rig).active, [PG]);
+}
+
+#[test]
 fn what_was_given_up_stays_given_up() {
     let (mut rig, outcome) = read_after_rot(4);
     assert!(matches!(outcome, Err(Refusal::Damaged { .. })));

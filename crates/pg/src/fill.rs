@@ -61,11 +61,11 @@ impl Pg {
         let is_whole_everywhere = stripes.is_none();
         let lead = self.lead();
         let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
-        let has_more = is_whole_everywhere && state.record_epoch < given_up;
-        let (mut filling, end) = judge(&lead.history, state, floor, has_more);
+        let may_have_more = is_whole_everywhere && state.record_epoch < given_up;
+        let (mut filling, end) = judge(&lead.history, state, floor, may_have_more);
         if is_of_objects {
             let is_beyond = end.is_some_and(|end| state.held > end);
-            let filling = self.object_filling(filling, is_beyond, has_more);
+            let filling = self.object_filling(filling, is_beyond, may_have_more);
             return self.admit(index, filling, actions);
         }
         if filling.listing && filling.cursor.is_none() {

@@ -516,18 +516,19 @@ impl Filler {
 }
 
 /// Returns where the backfill of a learner must begin, and the version above which the learner's data was
-/// never adopted (`None`: all of its data is of this epoch). `has_more`: it may have what the operator gave up
-/// since, so what it shares with the others is not known.
+/// never adopted (`None`: all of its data is of this epoch). `may_have_more`: its record is older than what the
+/// operator gave up, so it may have that, under versions that others have, too.
 pub fn judge(
     history: &[Activation],
     state: &MemberState,
     floor: Version,
-    has_more: bool,
+    may_have_more: bool,
 ) -> (Filling, Option<Version>) {
-    let is_known = !has_more && history.iter().any(|past| past.epoch <= state.record_epoch);
+    let is_known = !may_have_more && history.iter().any(|past| past.epoch <= state.record_epoch);
     let next = history.iter().find(|next| next.epoch > state.record_epoch);
     let end = next.map(|next| next.adopted);
-    let cap = |version: Version| end.filter(|_| is_known).map_or(version, |end| version.min(end));
+    let is_cut = is_known || may_have_more;
+    let cap = |version: Version| end.filter(|_| is_cut).map_or(version, |end| version.min(end));
     let complete = cap(state.complete);
     let known = state.filling.clone().filter(|_| is_known);
     let (cursor, since) = match &known {
@@ -580,6 +581,42 @@ impl Filler {
             if !is_same {
                 self.todo.insert(key, None);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Epoch;
+
+    use super::*;
+
+    /// What a learner has that may have more than the others is listed. It shares with them at most what they
+    /// had adopted when its epoch was over.
+    #[test]
+    fn who_may_have_more_is_listed_up_to_the_end_of_its_epoch() {
+        let version = |epoch, counter| Version { epoch: Epoch::new(epoch), counter };
+        let history = [
+            Activation { epoch: Epoch::new(1), adopted: Version::ZERO },
+            Activation { epoch: Epoch::new(5), adopted: version(1, 4) },
+        ];
+        let state = MemberState {
+            record_epoch: Epoch::new(1),
+            complete: version(1, 9),
+            had: version(1, 9),
+            committed: Version::ZERO,
+            held: version(1, 9),
+            floor: Version::ZERO,
+            is_suspect: false,
+            history: Vec::new(),
+            filling: None,
+            elsewhere: None,
+            acting: Vec::new(),
+        };
+        for may_have_more in [false, true] {
+            let (filling, end) = judge(&history, &state, Version::ZERO, may_have_more);
+            assert_eq!((filling.complete, end), (version(1, 4), Some(version(1, 4))));
+            assert_eq!((filling.listing, filling.cursor), (may_have_more, None));
         }
     }
 }

@@ -485,7 +485,7 @@ impl Pg {
     }
 
     /// Tells the store that the operator gave up the data of this PG that the store lost. Ends with
-    /// [`Action::Absolved`]; if the store cannot record that, the operator must ask again.
+    /// [`Action::Absolved`], unless the store cannot record it: then it may be asked again.
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
         if std::mem::replace(&mut self.is_absolving, true) {
             return;

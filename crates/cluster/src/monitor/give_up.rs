@@ -1,7 +1,7 @@
 //! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed once the PG is served.
 //!
-//! For data lost to damage, the next entry says so ([`PgEntry::given_up`]). Its primary, in the run that the entry
-//! names, accepts the loss of that epoch alone, and records that in its store. An operator who gets no answer in
+//! For data lost to damage, the next entry says so ([`PgEntry::given_up`]). Its primary, if it was to lead the PG
+//! before in the same run, accepts its loss, and records that in its store. An operator who gets no answer in
 //! time checks the PG's state and, if it is still needed, runs the command again.
 //!
 //! If fewer than `min_size` members are up, the members that are down can be given up (`they_are_off`): the
@@ -157,7 +157,7 @@ impl Monitor {
         };
         let why = report.incomplete.iter().find(|(id, _)| *id == pg);
         let Some((_, why)) = why else { return Err(not_incomplete(pg)) };
-        if !report.suspect {
+        if !report.suspect_pgs.contains(&pg) {
             return Err(failure(
                 "invalid",
                 format!("PG {pg} is incomplete, but not because {osd} lost something: {why}"),
@@ -172,7 +172,8 @@ impl Monitor {
         }
         let epoch = entry.epoch.next();
         let mut next = PgEntry { epoch, given_up: epoch, ..entry.clone() };
-        if self.is_whole_everywhere(pg) {
+        let pool = self.committed.pool(pg.pool).expect("a PG has a pool");
+        if pool.pool.scheme.is_whole_everywhere() {
             // The others may be damaged, too, or have more: they come back as learners.
             let leads = self.present(osd);
             let alone =
@@ -193,12 +194,6 @@ impl Monitor {
     ) {
         let ends = now + GIVE_UP_SPAN;
         self.give_ups.push(GiveUp { pg, connection, request, ends });
-    }
-
-    /// Whether each member has all of the PG.
-    fn is_whole_everywhere(&self, pg: PgId) -> bool {
-        let scheme = self.committed.pool(pg.pool).map(|record| record.pool.scheme);
-        scheme.is_some_and(|scheme| scheme.data_count() == 1)
     }
 
     fn pg_to_give_up(&self, pg: PgId) -> Result<&PgEntry, Failure> {
@@ -349,6 +344,13 @@ impl Monitor {
     /// Describes the data that is affected if a PG loses something.
     fn concerned(&self, pg: PgId) -> String {
         let pool = self.committed.pool(pg.pool).expect("a PG has a pool");
+        if pool.pool.has_objects() {
+            return format!(
+                "the affected objects are unknown: this PG holds 1/{} of the objects of pool {}, and any \
+                 acknowledged change in it may be lost",
+                pool.pool.pg_count, pool.pool.name
+            );
+        }
         let images: Vec<_> =
             self.committed.images().filter(|image| image.info.pool == pg.pool).collect();
         let mut names: Vec<&str> = images.iter().map(|image| image.info.name.as_str()).collect();

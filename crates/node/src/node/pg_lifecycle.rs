@@ -160,7 +160,9 @@ impl Node {
         let obstacle = self.obstacle(&self.pgs[slot], &entry);
         let leads = self.cluster.leads(&entry);
         let loss = self.loss(&entry).filter(|_| obstacle.is_none());
-        if loss.is_some() && entry.given_up == entry.epoch {
+        // What was lost was so when this run began, so what was given up since it was told is that.
+        let told = loss.as_ref().map(|_| *self.losses.entry(id).or_insert(entry.epoch));
+        if told.is_some_and(|epoch| entry.given_up > epoch) {
             // Absolved, it is reviewed again.
             self.halt(now, slot, format!("giving up what {} lost", self.identity.osd), effects);
             return self.drive(now, slot, effects, |pg, actions| pg.absolve(actions));

@@ -635,17 +635,17 @@ impl Pg {
     }
 
     /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that
-    /// were perhaps never adopted. They have versions that are not passed when it is listed. `has_more`: it may
-    /// have what the operator gave up since, under the same versions. All of it is copied, and nothing is
-    /// removed before: what this OSD cannot read stays there.
+    /// were perhaps never adopted. They have versions that are not passed when it is listed. `may_have_more`: it
+    /// may have what the operator gave up since, under the same versions. All of it is copied, and nothing is
+    /// removed before, unless the learner lost something, too: what this OSD cannot read stays there.
     pub(crate) fn object_filling(
         &self,
         mut filling: Filling,
         is_beyond: bool,
-        has_more: bool,
+        may_have_more: bool,
     ) -> Filling {
         filling.listing |= is_beyond && !planted::on(Bug::UndoForgotten);
-        if has_more {
+        if may_have_more {
             filling.complete = filling.complete.min(BELOW_ALL);
         }
         filling.whole.clear();

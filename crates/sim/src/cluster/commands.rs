@@ -273,7 +273,6 @@ impl World {
                 }
                 self.operator.gave_up = true;
                 let pg = PgId { pool: PoolId::FIRST, number: *number };
-                self.watch.members_given_up(pg);
                 Command::PgGiveUp { pg, accepted: true, they_are_off: false }
             }
             Job::SetOut(index, is_out) => {

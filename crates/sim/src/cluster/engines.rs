@@ -17,6 +17,8 @@ const FLUSHES: Chance = Chance::percent(10);
 const LATENCY: u64 = 100_000;
 /// Its file system has no space for at most so long, in nanoseconds.
 const FULL_MAX: u64 = 3_000_000_000;
+/// When there is space again, all others know it after this time.
+const IS_KNOWN: Duration = Duration::from_secs(5);
 
 /// What lies beside the disk of an OSD: an engine, once it is added.
 pub struct OsdEngine {
@@ -123,7 +125,10 @@ impl World {
             let after = engine.random.scale(1_000_000..FULL_MAX);
             self.tally.faults.add("engine full", 1);
             self.trace.line(format_args!("{:?} the engine of osd {index} is full", self.now));
-            self.schedule(Duration::from_nanos(after), Item::EngineRoom(index));
+            let after = Duration::from_nanos(after);
+            self.schedule(after, Item::EngineRoom(index));
+            let pool = self.objects.as_mut().expect("its engines fill");
+            pool.engines_full_until = pool.engines_full_until.max(self.now + after + IS_KNOWN);
         }
         self.tell_engine(index)
     }

@@ -299,6 +299,10 @@ impl ObjectHistory {
             }
             other => return Err(format!("a list is answered with {other:?}")),
         };
+        let distinct: BTreeSet<&u32> = refused.iter().filter(|pg| **pg < self.pg_count).collect();
+        if distinct.len() != refused.len() {
+            return Err(format!("PGs that are refused: {refused:?}"));
+        }
         // Pages do not say of which PG they are, but names do.
         let (mut named, mut empty) = (BTreeMap::new(), Vec::new());
         for bytes in pages {

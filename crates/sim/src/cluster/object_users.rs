@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, PgId, SessionId};
+use base::{Duration, PgId, SessionId, Time};
 use cluster::message::Failure;
 use format::engine::{Change, EngineEffect};
 use format::wire::{Op, Request};
@@ -26,6 +26,8 @@ pub struct ObjectPool {
     users: Vec<User>,
     request_count: u64,
     pub(super) stage: PoolStage,
+    /// Until then changes may be refused, since the file system of an engine had no space.
+    pub(super) engines_full_until: Time,
 }
 
 /// Whether the pool is there.
@@ -70,6 +72,7 @@ impl ObjectPool {
             users: (0..client_count).map(|_| User::default()).collect(),
             request_count: 0,
             stage: PoolStage::Planned,
+            engines_full_until: Time::ZERO,
             plan,
         }
     }
@@ -292,11 +295,10 @@ impl World {
             self.now,
             told(result.as_ref())
         ));
+        let is_engine_full = self.now < pool.engines_full_until;
         let to = self.moment();
-        let fills = self.objects.as_ref().map(|pool| pool.plan.engine_fills);
-        let engine_fills = fills != Some(Chance::NEVER);
         match result {
-            Err(VolumeError::Full) if self.plan.may_fill() || engine_fills => {
+            Err(VolumeError::Full) if self.plan.may_fill() || is_engine_full => {
                 self.tally.faults.add("pool full", 1);
             }
             Err(VolumeError::Full) => return Err("an object pool is full that has room".into()),

@@ -84,3 +84,36 @@ fn a_member_that_is_neither_up_nor_down_for_long_is_named() {
     assert!(error.message.contains("osd.2"), "{}", error.message);
     assert_eq!(acting(&rig), [1, 2]);
 }
+
+#[test]
+fn of_several_damaged_members_the_primary_goes_on_alone() {
+    let mut rig = Rig::with_copies(2, 2, 2, 8);
+    let before = rig.entry(0);
+    let (pg, leads) = (before.pg, before.primary_osd().expect("it has a primary"));
+    let command = |accepted| Command::PgGiveUp { pg, accepted, they_are_off: false };
+    let waits = |report: &mut crate::message::OsdReport| {
+        report.active.retain(|active| *active != pg);
+        report.incomplete = vec![(pg, "it lost something".into())];
+    };
+    // Another PG of this OSD is suspect.
+    rig.report(leads.get(), |report| {
+        waits(report);
+        report.suspect = true;
+    });
+    assert_eq!(rig.command(command(true)).unwrap_err().code, "invalid");
+    assert_eq!(rig.entry(0), before);
+    rig.report(leads.get(), |report| {
+        waits(report);
+        report.suspect_pgs = vec![pg];
+    });
+    let other = 3 - leads.get();
+    let error = rig.command(command(false)).unwrap_err();
+    assert!(error.message.contains(&format!("the copies of osd.{other}")), "{}", error.message);
+    let client = rig.client();
+    assert_eq!(rig.command_over(client, command(true)), None);
+    let entry = rig.entry(0);
+    assert_eq!((acting(&rig), entry.primary_osd()), (vec![leads.get()], Some(leads)));
+    assert!(entry.given_up > before.epoch && entry.given_up <= entry.epoch);
+    let learners: Vec<u32> = entry.learners.iter().map(|it| it.member.osd.get()).collect();
+    assert_eq!(learners, [other], "it comes back as a learner");
+}

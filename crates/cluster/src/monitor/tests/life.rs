@@ -628,7 +628,7 @@ fn status_tells_health_with_reasons() {
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
         report.incomplete = vec![(pg, "entry lost".into())];
-        report.suspect = true;
+        report.suspect_pgs = vec![pg];
     });
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
@@ -652,7 +652,7 @@ fn status_tells_health_with_reasons() {
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
         report.incomplete = vec![(pg, "entry lost".into())];
-        report.suspect = true;
+        report.suspect_pgs = vec![pg];
     });
     assert_eq!(answer(&rig), None);
     rig.advance(Duration::from_secs(9));
