@@ -516,8 +516,8 @@ impl Filler {
 }
 
 /// Returns where the backfill of a learner must begin, and the version above which the learner's data was
-/// never adopted (`None`: all of its data is of this epoch). `may_have_more`: its record is older than what the
-/// operator gave up, so it may have that, under versions that others have, too.
+/// never adopted (`None`: all of its data is of this epoch). `may_have_more`: its record is older than what
+/// the operator gave up, so it may have that, under versions that others have, too.
 pub fn judge(
     history: &[Activation],
     state: &MemberState,

@@ -25,8 +25,8 @@ pub struct Limits {
     pub page_size_max: usize,
     /// In pools of objects: logs are cut when so many log records are there.
     pub log_count_due: usize,
-    /// In pools of objects: logs have at most so many versions. Beyond that the older half goes, whoever needs
-    /// it, but what all acting members have.
+    /// In pools of objects: logs have at most so many versions. Beyond that the older half goes, whoever
+    /// needs it, but what all acting members have.
     pub log_versions_max: u64,
 }
 

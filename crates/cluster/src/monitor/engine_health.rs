@@ -21,7 +21,8 @@ pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
              few do. When all have left, and two others remain in each, it removes what it has of the pool, \
              and is filled anew; else `ashlar osd out` moves its copies elsewhere. Where there is no other \
              OSD for them, lower the minimum size to 1, stop the OSD, and give it an empty engine with \
-             `ashlar osd new-engine`: it is filled when it starts. Where no other copy is there, objects that cannot be read are lost: put or remove them. Check the disk's health and \
+             `ashlar osd new-engine`: it is filled when it starts. Where no other copy is there, objects \
+             that cannot be read are lost: put or remove them. Check the disk's health and \
              the host's kernel log",
         );
     }

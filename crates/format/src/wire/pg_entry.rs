@@ -24,8 +24,8 @@ pub struct PgEntry {
     pub positions: Vec<Option<Member>>,
     /// Learners, each for a position.
     pub learners: Vec<Learner>,
-    /// The newest epoch at whose beginning the operator gave up what the primary's store had lost; zero: none.
-    /// The primary of that epoch serves what is left. In replicated pools learners whose records are older
+    /// The newest epoch at whose beginning the operator gave up what the primary's store had lost; zero:
+    /// none. The primary of that epoch serves what is left. In replicated pools learners whose records are older
     /// may have more.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
     pub given_up: Epoch,

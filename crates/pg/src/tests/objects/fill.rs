@@ -254,8 +254,8 @@ fn what_the_primary_cannot_read_ends_the_filling_and_is_said() {
     assert!(stages.len() > 3, "{stages:?}");
 }
 
-/// Two members had the same, one lost some of it, and the operator gave that up. Who comes back has the version
-/// that the PG continues from, and more than it.
+/// Two members had the same, one lost some of it, and the operator gave that up. Who comes back has the
+/// version that the PG continues from, and more than it.
 #[test]
 fn who_comes_back_where_lost_data_was_given_up_is_copied_anew() {
     let mut world = World::with_others(0, 2, 2);
