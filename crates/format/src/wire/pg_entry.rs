@@ -25,8 +25,8 @@ pub struct PgEntry {
     /// Learners, each for a position.
     pub learners: Vec<Learner>,
     /// The newest epoch at whose beginning the operator gave up what the primary's store had lost; zero:
-    /// none. The primary of that epoch serves what is left. In replicated pools learners whose records are older
-    /// may have more.
+    /// none. The primary of that epoch serves what is left. In replicated pools learners whose records are
+    /// older may have more.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
     pub given_up: Epoch,
 }

@@ -636,8 +636,8 @@ impl Pg {
 
     /// Returns where the filling of a learner of a pool of objects begins. `is_beyond`: it has changes that
     /// were perhaps never adopted. They have versions that are not passed when it is listed. `may_have_more`:
-    /// it may have what the operator gave up since, under the same versions. All of it is copied, and nothing is
-    /// removed before, unless the learner lost something, too: what this OSD cannot read stays there.
+    /// it may have what the operator gave up since, under the same versions. All of it is copied, and
+    /// nothing is removed before, unless the learner lost something, too: what this OSD cannot read stays.
     pub(crate) fn object_filling(
         &self,
         mut filling: Filling,
