@@ -133,6 +133,11 @@ impl World {
         self.tell_engine(index)
     }
 
+    /// Whether changes may be refused since the file system of an engine has no space, or had none just now.
+    pub(super) fn is_engine_full(&self) -> bool {
+        self.objects.as_ref().is_some_and(|pool| self.now < pool.engines_full_until)
+    }
+
     /// The file system of an engine has space again: it goes on with what waits for that.
     pub(super) fn engine_gets_room(&mut self, index: usize) -> Result<(), String> {
         self.trace.line(format_args!("{:?} the engine of osd {index} has room", self.now));

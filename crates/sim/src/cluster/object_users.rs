@@ -295,10 +295,9 @@ impl World {
             self.now,
             told(result.as_ref())
         ));
-        let is_engine_full = self.now < pool.engines_full_until;
         let to = self.moment();
         match result {
-            Err(VolumeError::Full) if self.plan.may_fill() || is_engine_full => {
+            Err(VolumeError::Full) if self.plan.may_fill() || self.is_engine_full() => {
                 self.tally.faults.add("pool full", 1);
             }
             Err(VolumeError::Full) => return Err("an object pool is full that has room".into()),

@@ -552,7 +552,8 @@ impl World {
         let image = self.volumes[volume].image;
         let is_lost = image.is_some_and(|image| self.watch.is_damage_given(image));
         match &error {
-            VolumeError::Full if self.plan.may_fill() => {
+            // An OSD takes no space of the file system that it shares with an engine which needs it.
+            VolumeError::Full if self.plan.may_fill() || self.is_engine_full() => {
                 self.tally.faults.add("pool full", 1);
             }
             // With several copies, a good copy remains once all copies exist.
