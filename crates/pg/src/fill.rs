@@ -58,10 +58,9 @@ impl Pg {
             return;
         }
         let given_up = self.entry.as_ref().map_or(Epoch::ZERO, |entry| entry.given_up);
-        let is_whole_everywhere = stripes.is_none();
         let lead = self.lead();
         let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
-        let may_have_more = is_whole_everywhere && state.record_epoch < given_up;
+        let may_have_more = stripes.is_none() && state.record_epoch < given_up;
         let (mut filling, end) = judge(&lead.history, state, floor, may_have_more);
         if is_of_objects {
             let is_beyond = end.is_some_and(|end| state.held > end);
@@ -79,6 +78,12 @@ impl Pg {
             }
             _ => self.admit(index, filling, actions),
         }
+    }
+
+    /// Whether peering takes each epoch of a history for one that adopted a version. An epoch in which
+    /// learners are filled while members are lost is never activated: it is in no history of these pools.
+    pub(crate) fn histories_adopted_all(&self) -> bool {
+        self.stripes().is_some() || self.shape.objects.is_some()
     }
 
     /// Returns the floor that learners are compared with, and take over when they are complete.
@@ -133,9 +138,7 @@ impl Pg {
             // learner's epoch ended, some of them may never have been adopted.
             filling.complete = Version::ZERO;
         }
-        // In these pools peering takes each epoch of a history for one that adopted a version.
-        let names_activations = stripes.is_some() || self.shape.objects.is_some();
-        let is_short = names_activations && self.serving == Serving::Filling;
+        let is_short = self.histories_adopted_all() && self.serving == Serving::Filling;
         let lead = self.lead();
         let listers = lead.listers(stripes);
         let mut history = lead.history.clone();

@@ -590,6 +590,7 @@ mod tests {
     use base::Epoch;
 
     use super::*;
+    use crate::tests::state;
 
     /// What a learner has that may have more than the others is listed. It shares with them at most what they
     /// had adopted when its epoch was over.
@@ -600,19 +601,8 @@ mod tests {
             Activation { epoch: Epoch::new(1), adopted: Version::ZERO },
             Activation { epoch: Epoch::new(5), adopted: version(1, 4) },
         ];
-        let state = MemberState {
-            record_epoch: Epoch::new(1),
-            complete: version(1, 9),
-            had: version(1, 9),
-            committed: Version::ZERO,
-            held: version(1, 9),
-            floor: Version::ZERO,
-            is_suspect: false,
-            history: Vec::new(),
-            filling: None,
-            elsewhere: None,
-            acting: Vec::new(),
-        };
+        let (record_epoch, complete) = (Epoch::new(1), version(1, 9));
+        let state = MemberState { record_epoch, complete, held: complete, ..state() };
         for may_have_more in [false, true] {
             let (filling, end) = judge(&history, &state, Version::ZERO, may_have_more);
             assert_eq!((filling.complete, end), (version(1, 4), Some(version(1, 4))));

@@ -314,9 +314,8 @@ impl Pg {
         let is_sorted = history.is_sorted_by(|older, newer| older.epoch < newer.epoch);
         let is_sound = is_sorted && history.len() <= self.shape.limits.history_count_max;
         let last = Some(&Activation { epoch: entry.epoch, adopted });
-        // Epochs in which learners are filled while members are lost are never activated.
         let is_short = filling.is_some()
-            && (self.stripes().is_some() || self.shape.objects.is_some())
+            && self.histories_adopted_all()
             && history.last().is_none_or(|newest| newest.epoch < entry.epoch);
         if !is_sound || (history.last() != last && !is_short) {
             return Err("the history is invalid or does not end with this epoch".into());

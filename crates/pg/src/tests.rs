@@ -92,6 +92,23 @@ pub fn entry(epoch: u32) -> PgEntry {
     PgEntry { epoch: Epoch::new(epoch), revision: MapRevision::new(1), ..entry }
 }
 
+/// Returns what a member states that has nothing.
+pub fn state() -> MemberState {
+    MemberState {
+        record_epoch: Epoch::ZERO,
+        complete: Version::ZERO,
+        had: Version::ZERO,
+        committed: Version::ZERO,
+        held: Version::ZERO,
+        floor: Version::ZERO,
+        is_suspect: false,
+        history: Vec::new(),
+        filling: None,
+        elsewhere: None,
+        acting: Vec::new(),
+    }
+}
+
 fn version(epoch: u32, counter: u64) -> Version {
     Version { epoch: Epoch::new(epoch), counter }
 }

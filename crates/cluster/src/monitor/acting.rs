@@ -188,9 +188,12 @@ impl Given<'_> {
         is_fit.then_some(Member { osd, incarnation: standing.incarnation })
     }
 
+    fn hangs(&self, osd: OsdId) -> bool {
+        self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
+    }
+
     fn is_stalled(&self, osd: OsdId) -> bool {
-        let is_hung = self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled);
-        is_hung || self.damaged.contains(&osd)
+        self.hangs(osd) || self.damaged.contains(&osd)
     }
 
     /// Whether members whose disks hang may be removed: at least `min_size` members must have disks that
@@ -640,10 +643,8 @@ fn primary_of(
     }
     // A primary whose disk hangs and that cannot be removed remains primary: the hang alone does not start an
     // epoch. One that cannot read some of its records hands over to one that can.
-    let hangs = |osd: &OsdId| given.standings.get(osd).is_some_and(|it| it.disk.stalled);
-    let is_damaged = |osd: &OsdId| given.damaged.contains(osd) && !hangs(osd);
-    let is_stalled = |osd: &OsdId| state(*osd) == Some(State::Stalled) && !is_damaged(osd);
-    let may_stay = |osd: &OsdId| is_sound(osd) || is_stalled(osd);
+    let hangs = |osd: &OsdId| state(*osd) == Some(State::Stalled) && given.hangs(*osd);
+    let may_stay = |osd: &OsdId| is_sound(osd) || hangs(osd);
     let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);
     let is_up = |osd: &OsdId| state(*osd).is_some_and(|state| state != State::Down);

@@ -165,7 +165,7 @@ impl Monitor {
             ));
         }
         if !accepted {
-            return Err(self.what_would_be_lost(entry, osd, why));
+            return Err(self.what_would_be_lost(entry, (osd, report), why));
         }
         if self.give_ups.len() >= GIVE_UP_COUNT_MAX {
             return Err(busy());
@@ -369,10 +369,13 @@ impl Monitor {
     }
 
     /// Returns the refusal for an operator who has not accepted the loss yet.
-    fn what_would_be_lost(&self, entry: &PgEntry, osd: OsdId, why: &str) -> Failure {
-        let pg = entry.pg;
-        let report = self.osds.get(&osd).and_then(OsdLive::current_report);
-        let damaged = report.map_or(0, |report| report.damaged_units);
+    fn what_would_be_lost(
+        &self,
+        entry: &PgEntry,
+        (osd, report): (OsdId, &OsdReport),
+        why: &str,
+    ) -> Failure {
+        let (pg, damaged) = (entry.pg, report.damaged_units);
         let others: Vec<Member> = entry.acting().filter(|it| it.osd != osd).copied().collect();
         let replaced = match others.is_empty() {
             true => "copies that come back later".to_owned(),

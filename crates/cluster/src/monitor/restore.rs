@@ -665,7 +665,6 @@ impl<'a> Draft<'a> {
         let counts: BTreeMap<PoolId, u32> =
             self.pools().iter().map(|record| (record.pool.id, record.pool.pg_count)).collect();
         let is_kept = |pg: PgId| counts.get(&pg.pool).is_some_and(|count| pg.number < *count);
-        let mut given_up: BTreeMap<PgId, Epoch> = BTreeMap::new();
         for entry in counts.keys().flat_map(|pool| self.committed.pgs(*pool)) {
             if is_kept(entry.pg) {
                 newest.insert(entry.pg, entry.clone());
@@ -673,9 +672,9 @@ impl<'a> Draft<'a> {
         }
         let told = self.told().flat_map(|told| &told.entries).filter(|entry| is_kept(entry.pg));
         for entry in told.filter(|_| !planted::on(Bug::NewestEntryNotTaken)) {
-            let newest_given_up = given_up.entry(entry.pg).or_default();
-            *newest_given_up = entry.given_up.max(*newest_given_up);
-            match newest.get(&entry.pg) {
+            let known = newest.get(&entry.pg);
+            let given_up = known.map_or(entry.given_up, |known| known.given_up.max(entry.given_up));
+            match known {
                 Some(known) if known.epoch == entry.epoch => {
                     if !known.has_same_members(entry) {
                         return Err(forks::two_ways(known, entry));
@@ -686,12 +685,8 @@ impl<'a> Draft<'a> {
                     newest.insert(entry.pg, entry.clone());
                 }
             }
-        }
-        // What was given up stays so, also where the state store has gone another way since.
-        for (pg, epoch) in given_up {
-            if let Some(entry) = newest.get_mut(&pg) {
-                entry.given_up = entry.given_up.max(epoch);
-            }
+            // What was given up stays so, also where the state store has gone another way since.
+            newest.get_mut(&entry.pg).expect("one is there").given_up = given_up;
         }
         let is_newer = |entry: &PgEntry| {
             self.committed.pg(entry.pg).is_none_or(|known| known.epoch < entry.epoch)

@@ -198,8 +198,8 @@ impl Pg {
             return;
         }
         let newest = self.versions.newest();
-        let (floor, capped) = (self.local_state.floor(), self.capped(newest));
-        let (floor, capped) = (floor.min(self.mark()), capped.min(self.mark()));
+        let mark = self.mark();
+        let (floor, capped) = (self.local_state.floor().min(mark), self.capped(newest).min(mark));
         let count = self.shape.limits.log_count_due;
         let cleaning = &mut self.objects.cleaning;
         cleaning.idle_count = if cleaning.newest == newest { cleaning.idle_count + 1 } else { 0 };

@@ -37,22 +37,6 @@ fn refused(pg: &mut Pg, body: PeerBody) {
     assert!(why.contains("cannot exist in epoch"), "{why}");
 }
 
-fn state() -> MemberState {
-    MemberState {
-        record_epoch: Epoch::ZERO,
-        complete: Version::ZERO,
-        had: Version::ZERO,
-        committed: Version::ZERO,
-        held: Version::ZERO,
-        floor: Version::ZERO,
-        is_suspect: false,
-        history: Vec::new(),
-        filling: None,
-        elsewhere: None,
-        acting: Vec::new(),
-    }
-}
-
 fn filling(complete: Version, since: Version) -> Filling {
     Filling { complete, cursor: None, since, whole: Vec::new(), listing: false }
 }

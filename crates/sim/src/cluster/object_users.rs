@@ -2,6 +2,7 @@
 //! it now and then. `object_history.rs` judges what they are answered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 use base::{Duration, PgId, SessionId, Time};
 use cluster::message::Failure;
@@ -17,6 +18,7 @@ use super::object_plan::{
 };
 use super::world::World;
 use crate::random::{Chance, Random};
+use crate::register::Moment;
 
 /// The object pool of a run.
 pub struct ObjectPool {
@@ -43,10 +45,16 @@ pub(super) enum PoolStage {
 #[derive(Default)]
 struct User {
     pool: Option<(VolumeHandle, UserStage)>,
-    /// Requests without an answer, each with its number in the history.
-    open: BTreeMap<RequestId, usize>,
-    /// Lists of the whole pool without an answer, each with the number of the look of each PG.
-    lists: BTreeMap<RequestId, Vec<usize>>,
+    /// Requests without an answer.
+    open: BTreeMap<RequestId, Asked>,
+}
+
+/// A request, by its number in the history.
+enum Asked {
+    /// A change, or a look at one PG.
+    One(usize),
+    /// A list of the whole pool: the looks at each PG.
+    List(Vec<usize>),
 }
 
 /// How far a client has come with the pool.
@@ -57,9 +65,12 @@ enum UserStage {
     Closing,
 }
 
-impl User {
-    fn depth(&self) -> usize {
-        self.open.len() + self.lists.len()
+impl Asked {
+    fn into_numbers(self) -> Vec<usize> {
+        match self {
+            Asked::One(number) => vec![number],
+            Asked::List(numbers) => numbers,
+        }
     }
 }
 
@@ -79,7 +90,7 @@ impl ObjectPool {
 
     /// Returns whether a client waits for an answer.
     pub fn is_asked(&self) -> bool {
-        self.users.iter().any(|user| user.depth() > 0)
+        self.users.iter().any(|user| !user.open.is_empty())
     }
 
     fn is_open(&self) -> bool {
@@ -100,8 +111,9 @@ impl World {
         let to = self.objects.is_some().then(|| self.moment());
         let (Some(pool), Some(to)) = (&mut self.objects, to) else { return };
         let user = std::mem::take(&mut pool.users[client]);
-        let asked = user.open.into_values().chain(user.lists.into_values().flatten());
-        asked.for_each(|number| pool.history.given_up(number, to));
+        for number in user.open.into_values().flat_map(Asked::into_numbers) {
+            pool.history.given_up(number, to);
+        }
     }
 
     /// Runs a turn of the pool's users at a client.
@@ -115,7 +127,7 @@ impl World {
         let draw = pool.random.below(1000);
         let is_enough = pool.request_count >= pool.plan.request_count_max;
         let user = &pool.users[client];
-        let (stage, depth) = (user.pool, user.depth());
+        let (stage, depth) = (user.pool, user.open.len());
         let may_ask = depth < pool.plan.depth_max && !is_enough;
         let is_there = pool.stage == PoolStage::There;
         let after = if pause || is_enough { Duration::from_millis(500) } else { after };
@@ -164,6 +176,20 @@ impl World {
         self.ask_look(client, (handle, session), pg, look)
     }
 
+    /// Counts and traces a request of this kind. Returns its name, and when it begins.
+    fn begin_request(
+        &mut self,
+        client: usize,
+        kind: &'static str,
+        what: &impl Debug,
+    ) -> (RequestId, Moment) {
+        self.tally.operations.add(kind, 1);
+        let (id, from) = (RequestId(self.clients[client].next_name()), self.moment());
+        self.trace
+            .line(format_args!("{:?} client{client} asks {id:?} of objects: {what:?}", self.now));
+        (id, from)
+    }
+
     fn ask_change(
         &mut self,
         client: usize,
@@ -171,16 +197,11 @@ impl World {
         session: SessionId,
         operation: Operation,
     ) -> Result<(), String> {
-        self.tally.operations.add("object change", 1);
-        let (id, from) = (RequestId(self.clients[client].next_name()), self.moment());
-        self.trace.line(format_args!(
-            "{:?} client{client} asks {id:?} of objects: {operation:?}",
-            self.now
-        ));
+        let (id, from) = self.begin_request(client, "object change", &operation);
         let pool = self.objects.as_mut().expect("its users work");
         let hash = operation.objects[0].name.hash();
         let (number, bytes) = pool.history.ask_change(session, operation, from);
-        pool.users[client].open.insert(id, number);
+        pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Mutate { hash, operation: bytes };
         self.apply_client(client, Event::Request { id, volume: handle, operation })
     }
@@ -192,10 +213,7 @@ impl World {
         pg: u32,
         look: Look,
     ) -> Result<(), String> {
-        self.tally.operations.add("object read", 1);
-        let (id, from) = (RequestId(self.clients[client].next_name()), self.moment());
-        self.trace
-            .line(format_args!("{:?} client{client} asks {id:?} of objects: {look:?}", self.now));
+        let (id, from) = self.begin_request(client, "object read", &look);
         let at = match look.names().first() {
             Some(name) => Place::Hash(name.hash()),
             None => Place::Pg(pg),
@@ -203,7 +221,7 @@ impl World {
         let (reads, answers_size_max) = (look.encode(), look.answers_size_max() as u64);
         let pool = self.objects.as_mut().expect("its users work");
         let number = pool.history.ask_look(session, pg, look, from);
-        pool.users[client].open.insert(id, number);
+        pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Look { at, reads, answers_size_max };
         self.apply_client(client, Event::Request { id, volume: handle, operation })
     }
@@ -214,16 +232,13 @@ impl World {
         (handle, session): (VolumeHandle, SessionId),
         query: NameQuery,
     ) -> Result<(), String> {
-        self.tally.operations.add("object list", 1);
-        let (id, from) = (RequestId(self.clients[client].next_name()), self.moment());
-        self.trace
-            .line(format_args!("{:?} client{client} asks {id:?} of objects: {query:?}", self.now));
+        let (id, from) = self.begin_request(client, "object list", &query);
         let pool = self.objects.as_mut().expect("its users work");
         let looks = (0..pool.plan.pg_count).map(|pg| {
             let look = query.look(pool.history.shards_of(pg));
             pool.history.ask_look(session, pg, look, from)
         });
-        pool.users[client].lists.insert(id, looks.collect());
+        pool.users[client].open.insert(id, Asked::List(looks.collect()));
         let operation = volume::Operation::List {
             names: query.encode(),
             page_size_max: query.answer_size_max() as u64,
@@ -284,12 +299,7 @@ impl World {
         result: &Result<Answer, VolumeError>,
     ) -> Result<bool, String> {
         let Some(pool) = &mut self.objects else { return Ok(false) };
-        let user = &mut pool.users[client];
-        let list = user.lists.remove(&id);
-        let number = user.open.remove(&id);
-        if number.is_none() && list.is_none() {
-            return Ok(false);
-        }
+        let Some(asked) = pool.users[client].open.remove(&id) else { return Ok(false) };
         self.trace.line(format_args!(
             "{:?} client{client} {id:?}: {:?}",
             self.now,
@@ -317,10 +327,10 @@ impl World {
             _ => {}
         }
         let history = &mut self.objects.as_mut().expect("it was asked").history;
-        match (number, list) {
-            (Some(number), _) => history.answered(number, result.clone(), to)?,
-            (None, list) => {
-                let refused = history.listed(&list.unwrap_or_default(), result, to)?;
+        match asked {
+            Asked::One(number) => history.answered(number, result.clone(), to)?,
+            Asked::List(looks) => {
+                let refused = history.listed(&looks, result, to)?;
                 self.tally.faults.add("PG left out of a list", refused as u64);
             }
         }
@@ -422,16 +432,13 @@ impl World {
 
 /// Returns what an answer says, for the trace.
 fn told(result: Result<&Answer, &VolumeError>) -> String {
-    match result {
-        Ok(Answer::Looked(bytes)) => {
-            let text = format!("{:?}", decode_answers(&bytes.clone().into()));
-            text.chars().take(400).collect()
-        }
+    let text = match result {
+        Ok(Answer::Looked(bytes)) => format!("{:?}", decode_answers(&bytes.clone().into())),
         Ok(Answer::Listed { pages, refused }) => {
             let pages = pages.iter().map(|bytes| decode_pages(&bytes.clone().into()));
-            let text = format!("{refused:?} {:?}", pages.collect::<Vec<_>>());
-            text.chars().take(400).collect()
+            format!("{refused:?} {:?}", pages.collect::<Vec<_>>())
         }
-        result => format!("{result:?}"),
-    }
+        result => return format!("{result:?}"),
+    };
+    text.chars().take(400).collect()
 }

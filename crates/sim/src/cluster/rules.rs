@@ -180,7 +180,7 @@ impl World {
         if let Outcome::Listed { pages, .. } = outcome
             && pages.size() == 0
         {
-            // No PG was asked.
+            // All PGs are refused.
             return Ok(());
         }
         self.session_served(pg, reply.session);

@@ -224,6 +224,10 @@ impl Watch {
                 if entry.epoch < epoch {
                     continue;
                 }
+                // Of what its store lost the primary goes on alone.
+                let is_alone = entry.given_up == entry.epoch && entry.acting_count() == 1;
+                let is_given_up =
+                    is_alone || self.given_up.contains(&entry.pg) && entry.acting_count() > 0;
                 if let Some(known) = known.filter(|known| known.epoch < entry.epoch) {
                     let hangs = |osd: &OsdId| {
                         let since = self.stalled.get(osd);
@@ -233,21 +237,13 @@ impl Watch {
                     let is_in = |entry: &PgEntry, osd| entry.acting().any(|m| m.osd == osd);
                     let left = known.acting().any(|member| !is_in(&entry, member.osd));
                     let answering = entry.acting().filter(|member| !hangs(&member.osd)).count();
-                    if left
-                        && answering < min_size
-                        && entry.given_up < entry.epoch
-                        && !self.given_up.contains(&entry.pg)
-                    {
+                    if left && answering < min_size && !is_given_up {
                         return Err(format!(
                             "{answering} members whose disks answer stay: {known:?} {entry:?}"
                         ));
                     }
                 }
                 let before = known.map_or(0, |known| known.acting_count());
-                // Of what its store lost the primary goes on alone.
-                let is_alone = entry.given_up == entry.epoch && entry.acting_count() == 1;
-                let is_given_up =
-                    is_alone || self.given_up.contains(&entry.pg) && entry.acting_count() > 0;
                 if entry.acting_count() < before.min(min_size) && !is_given_up {
                     return Err(format!(
                         "fewer than {min_size} of {before} members stay: {entry:?}"
