@@ -46,7 +46,7 @@ crashes:
 	$(CARGO) test --profile ci --locked -p pg --lib -- --ignored tests::stripe_crashes
 
 planted:
-	$(CARGO) run --profile ci --locked -p sim --features planted -- --planted all --seeds $(or $(SEEDS),1..500)
+	$(CARGO) run --profile ci --locked -p sim -- --planted all --seeds $(or $(SEEDS),1..500)
 
 clean:
 	$(CARGO) clean

@@ -1,7 +1,8 @@
 //! Bugs planted on purpose, to prove that the simulator finds them. See `docs/proof.md`.
 //!
-//! Without the feature `planted`, which only a build of `sim` turns on, `on` always returns false and the
-//! branches are compiled away.
+//! The switches exist where debug assertions are on, so in the profile `ci` that tests and simulators are built
+//! with. They are off unless `plant` turns one on. In a release build `on` always returns false, and the branches
+//! are compiled away.
 
 /// A bug that can be switched on. It is implemented where the code calls `on` with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -371,19 +372,19 @@ impl Bug {
     ];
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
 /// Switches a bug on, or all off, on this thread.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.with(|planted| planted.set(bug));
 }
 
 /// Returns whether a test fails with the bug switched on.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 pub fn fails(bug: Bug, test: impl FnOnce() + std::panic::UnwindSafe) -> bool {
     plant(Some(bug));
     let run = std::panic::catch_unwind(test);
@@ -392,13 +393,13 @@ pub fn fails(bug: Bug, test: impl FnOnce() + std::panic::UnwindSafe) -> bool {
 }
 
 /// Whether the bug is switched on.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 pub fn on(bug: Bug) -> bool {
     PLANTED.with(|planted| planted.get()) == Some(bug)
 }
 
 /// Whether the bug is switched on; always false in this build.
-#[cfg(not(feature = "planted"))]
+#[cfg(not(debug_assertions))]
 pub const fn on(_bug: Bug) -> bool {
     false
 }

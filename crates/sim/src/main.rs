@@ -44,8 +44,8 @@ struct Arguments {
     /// Print every event and effect; only with --seed and a part.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Switch on a planted bug by its name, or `all` one after the other: each must be found. Needs
-    /// a build with the feature `planted`.
+    /// Switch on a planted bug by its name, or `all` one after the other, or `N/M`: each M-th one, from
+    /// the N-th on. Each must be found. Needs a build with debug assertions, like the profile `ci`.
     #[arg(long)]
     planted: Option<String>,
     /// With `--planted`: look for each bug from the first seed on, not by the seed that is known to find it.
@@ -286,7 +286,7 @@ fn print_total(part: Part, seeds: &RangeInclusive<u64>, total: &Tally, hash: u64
     }
 }
 
-#[cfg(not(feature = "planted"))]
+#[cfg(not(debug_assertions))]
 fn look_for_planted(
     _name: &str,
     _parts: &[Part],
@@ -294,12 +294,12 @@ fn look_for_planted(
     _from_first: bool,
 ) -> Result<bool, String> {
     Err("this build has no planted bugs: \
-         cargo run --profile ci -p sim --features planted -- --planted all --seeds 1..500"
+         cargo run --profile ci -p sim -- --planted all --seeds 1..500"
         .to_string())
 }
 
 /// Returns the part that must detect a planted bug.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 fn part_of(bug: base::planted::Bug) -> Part {
     use base::planted::Bug;
     match bug {
@@ -345,11 +345,11 @@ fn part_of(bug: base::planted::Bug) -> Part {
 
 /// The seed that finds each planted bug: `NAME SEED`. It is tried before the others, so that finding all
 /// bugs takes minutes. Runs may change: then another seed finds the bug, and its line is to be changed.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 const PLANTED_SEEDS: &str = include_str!("planted_seeds.txt");
 
 /// Returns the seed that is known to find a planted bug.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 fn known_seed(name: &str) -> Option<u64> {
     let mut lines = PLANTED_SEEDS.lines().filter_map(|line| line.split_once(' '));
     lines.find(|(known, _)| *known == name)?.1.parse().ok()
@@ -357,7 +357,7 @@ fn known_seed(name: &str) -> Option<u64> {
 
 /// Runs seeds for each planted bug until one fails with the bug and passes without it, the known one first.
 /// Returns whether all bugs were detected.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 fn look_for_planted(
     name: &str,
     parts: &[Part],
@@ -365,11 +365,17 @@ fn look_for_planted(
     from_first: bool,
 ) -> Result<bool, String> {
     use base::planted::{Bug, plant};
+    let share = name.split_once('/').and_then(|(n, m)| Some((n.parse().ok()?, m.parse().ok()?)));
+    let is_chosen = |index: usize, known: &str| match share {
+        Some((first, step)) => step > 0 && index % step == first,
+        None => name == "all" || name == known,
+    };
+    let bugs = Bug::ALL.iter().copied().enumerate();
     let chosen: Vec<(&str, Bug)> =
-        Bug::ALL.iter().copied().filter(|(known, _)| name == "all" || name == *known).collect();
+        bugs.filter(|(index, (known, _))| is_chosen(*index, known)).map(|(_, bug)| bug).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = Bug::ALL.iter().map(|(name, _)| *name).collect();
-        return Err(format!("no bug is called {name:?}: all, {}", names.join(", ")));
+        return Err(format!("no bug is called {name:?}: all, N/M, {}", names.join(", ")));
     }
     let mut good = true;
     for (name, bug) in chosen.into_iter().filter(|(_, bug)| parts.contains(&part_of(*bug))) {

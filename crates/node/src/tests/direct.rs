@@ -244,8 +244,9 @@ fn leases_for_reads_alone_promise_no_space_and_cost_two_messages() {
     }
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[test]
+#[ignore = "for make proof"]
 fn planted_bugs_are_found_in_direct_reads_beside_fences() {
     use base::planted::{Bug, fails};
     for scenario in [

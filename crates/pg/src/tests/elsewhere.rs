@@ -163,7 +163,7 @@ fn a_read_that_saw_a_write_under_way_waits_for_it() {
     assert_eq!(values[0], newest);
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[test]
 fn a_read_that_ignores_a_write_under_way_is_found() {
     use base::planted::{Bug, plant};

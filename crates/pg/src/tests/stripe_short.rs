@@ -325,8 +325,9 @@ fn what_only_members_had_that_were_marked_out_is_given_up() {
     world.check_equal();
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[test]
+#[ignore = "for make proof"]
 fn planted_bugs_are_found_below_minimum_size() {
     use base::planted::{Bug, fails};
     let tests: [(Bug, fn()); 2] = [

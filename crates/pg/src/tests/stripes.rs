@@ -357,8 +357,9 @@ fn the_mark_waits_for_a_learner_that_was_reported_complete() {
     world.history.check();
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[test]
+#[ignore = "for make proof"]
 fn planted_bugs_are_found_where_a_learner_is_bound() {
     use base::planted::{Bug, fails};
     let test = the_mark_waits_for_a_learner_that_was_reported_complete;

@@ -1,6 +1,6 @@
 //! Learners of a pool of objects: random runs in which members die, come back and are filled, while objects change.
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 use base::planted::{self, Bug};
 
 use ::objects::{Field, Key, Kind as KeyKind, Name, ObjectChange, Operation};
@@ -101,8 +101,9 @@ fn learners_become_equal_in_many_runs() {
     run_many(1000..2000);
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[test]
+#[ignore = "for make proof"]
 fn planted_bugs_of_fills_are_found() {
     let half = || half_copied(0);
     assert!(planted::fails(Bug::HalfCopiedObjectServed, half), "a half is not found");
