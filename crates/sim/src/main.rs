@@ -365,9 +365,10 @@ fn look_for_planted(
     from_first: bool,
 ) -> Result<bool, String> {
     use base::planted::{Bug, plant};
-    let share = name.split_once('/').and_then(|(n, m)| Some((n.parse().ok()?, m.parse().ok()?)));
+    let number = |text: &str| text.parse::<usize>().ok();
+    let share = name.split_once('/').and_then(|(first, step)| number(first).zip(number(step)));
     let is_chosen = |index: usize, known: &str| match share {
-        Some((first, step)) => step > 0 && index % step == first,
+        Some((first, step)) => step > 0 && index % step == first % step,
         None => name == "all" || name == known,
     };
     let bugs = Bug::ALL.iter().copied().enumerate();
