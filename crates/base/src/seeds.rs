@@ -12,6 +12,12 @@ pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
     }
 }
 
+/// Returns whether tests that can choose run all their cases: `make proof` sets the environment variable
+/// `TESTS=all`, `make test` runs a part of them.
+pub fn all_cases() -> bool {
+    std::env::var("TESTS").is_ok_and(|tests| tests == "all")
+}
+
 /// Parses `A..B`, both ends included.
 pub fn parse(text: &str) -> Result<RangeInclusive<u64>, String> {
     let wrong = || format!("{text:?} is not a range of seeds: write A..B, as in 1..500");

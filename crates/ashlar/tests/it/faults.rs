@@ -3,6 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base::seeds::all_cases;
+
 use crate::fio::Fio;
 use crate::harness::{
     Cluster, QemuIo, assert_qemu_io, finish, patient_image, qemu_io, qemu_io_text, run, wait_for,
@@ -14,7 +16,8 @@ fn fio_survives_kills(name: &str, commit: &str) {
     cluster.run(&["volume", "create", "v", "--size", "384MiB"]);
     let (mut kills, mut verified) = (0, 0);
     let begin = Instant::now();
-    for seed in [17, 18] {
+    let seeds: &[u32] = if all_cases() { &[17, 18, 19] } else { &[17] };
+    for &seed in seeds {
         let mut fio = Fio::start(&cluster, "v", 384 << 20, seed);
         for megabytes in [50, 100, 150] {
             fio.wait_written(megabytes << 20);
@@ -31,8 +34,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
         "fio, {commit}: {verified} bytes written and verified in {seconds} s, {kills} kills, \
          each followed by a clean osd check"
     ));
-    assert!(seconds >= 60, "{seconds}");
-    assert!(verified >= 256 << 20, "{verified}");
+    assert!(verified >= seeds.len() as u64 * (192 << 20), "{verified}");
     cluster.check_osds();
 }
 
@@ -42,6 +44,7 @@ fn fio_verifies_across_kills_of_the_only_osd_in_fsync_mode() {
 }
 
 #[test]
+#[ignore = "for make proof"]
 fn fio_verifies_across_kills_of_the_only_osd_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
 }
