@@ -46,6 +46,9 @@ pub enum ToMonitor {
         host: String,
         /// The address where the process serves, if any.
         address: Option<String>,
+        /// Whether the process answers [`FromMonitor::Probe`]; older clients do not.
+        #[serde(default)]
+        answers_probes: bool,
     },
     /// An OSD's process has started and opened its store.
     OsdBoot {
@@ -286,8 +289,8 @@ pub enum FromMonitor {
         /// The PGs, each with the epoch of its entry.
         pgs: Vec<(PgId, Epoch)>,
     },
-    /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
-    /// is still wanted.
+    /// Requests an immediate answer: the monitor checks whether an OSD is absent, whether a boot is still
+    /// wanted, or whether a client's process runs.
     Probe {
         /// Copied into the answer, to match it to this probe.
         nonce: u64,

@@ -55,6 +55,7 @@ mod session;
 mod session_tracker;
 mod setting;
 mod settling;
+mod silent_clients;
 mod slow_disks;
 mod stats;
 mod status;
@@ -97,6 +98,7 @@ use relay::no_state;
 use restore::Restore;
 use session_tracker::SessionTracker;
 use settling::Settling;
+use silent_clients::SilentClients;
 use slow_disks::SlowDisks;
 use stats::Stats;
 use store_access::StoreAccess;
@@ -184,6 +186,7 @@ pub struct Monitor {
     entries: Entries,
     planning: Planning,
     sessions: SessionTracker,
+    silent_clients: SilentClients,
     /// Operators that wait for an incomplete PG to be served with the remaining data; the oldest first.
     give_ups: Vec<GiveUp>,
     members_give_ups: MembersGiveUps,
@@ -220,6 +223,7 @@ impl Monitor {
             entries: Entries::default(),
             planning: Planning::default(),
             sessions: SessionTracker::default(),
+            silent_clients: SilentClients::default(),
             give_ups: Vec::new(),
             members_give_ups: MembersGiveUps::default(),
             tasks: Tasks::default(),
@@ -238,6 +242,7 @@ impl Monitor {
         }
         if self.event_last > 0 && now.since(self.now) >= LEFT_AFTER {
             self.failure_detector.note_standstill(now);
+            self.silent_clients.count_anew(now);
         }
         self.now = now;
         self.event_last += 1;
@@ -252,6 +257,7 @@ impl Monitor {
         if self.is_ready() {
             self.jobs.extend(self.settling.end_if_due(now));
             self.end_gone_sessions(now);
+            self.ask_silent_clients(now, effects);
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
             self.continue_give_ups(now, effects);
@@ -283,8 +289,8 @@ impl Monitor {
         let give_up = give_up.into_iter().chain(self.members_give_ups.deadline()).min();
         let osds = self.presence_deadline();
         let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
-        let settling = self.settling.deadline();
-        let all = [gone, osds, entries, self.tasks.deadline(), give_up, stats, settling];
+        let (settling, clients) = (self.settling.deadline(), self.silent_clients.deadline());
+        let all = [gone, clients, osds, entries, self.tasks.deadline(), give_up, stats, settling];
         all.into_iter().flatten().chain(self.slow_disks.deadline()).min()
     }
 
@@ -327,6 +333,7 @@ impl Monitor {
             NetEvent::Received { connection, message } => {
                 if self.connections.is_here(connection) {
                     self.on_word(now, connection);
+                    self.on_client_word(now, connection);
                     self.on_message(now, connection, message, effects);
                 }
             }
@@ -353,6 +360,7 @@ impl Monitor {
         self.give_ups.retain(|waits| waits.connection != connection);
         self.members_give_ups.forget(connection);
         self.sessions.forget_waiting(connection);
+        self.silent_clients.forget(connection);
         self.settling.forget(connection);
         self.on_teller_gone(connection);
         for session in gone.sessions {
@@ -429,7 +437,10 @@ impl Monitor {
         match message {
             ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
             ToMonitor::Ping => self.connections.send(connection, &FromMonitor::Pong, effects),
-            ToMonitor::Introduce { role, pid, host, address } => {
+            ToMonitor::Introduce { role, pid, host, address, answers_probes } => {
+                if answers_probes {
+                    self.silent_clients.watch(now, connection);
+                }
                 let (role, host, address) = (clipped(role), clipped(host), address.map(clipped));
                 let introduced = Introduced { role, pid, host, address };
                 self.connections.introduce(connection, introduced);
@@ -494,7 +505,6 @@ impl Monitor {
             | ToMonitor::OsdTells { .. }
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
-            | ToMonitor::Alive { .. }
             | ToMonitor::OsdLeaves
             | ToMonitor::OsdSaw { .. }
             | ToMonitor::PoolCleared { .. } => !matches!(role, Role::Osd(..)),

@@ -27,6 +27,11 @@ impl Monitor {
                 self.settling.hold(job);
                 continue;
             }
+            if self.leave_silent_clients(now, &job, effects) {
+                // The job comes again, behind the ends of the sessions that were in its way.
+                self.jobs.push(job);
+                continue;
+            }
             match self.plan(now, &job) {
                 Plan::Done(done) => self.finish(now, job, done, effects),
                 Plan::Write { batch, done } => self.start(job, batch, done, effects),
@@ -348,8 +353,8 @@ impl Monitor {
                 effects.push(Effect::Trace(event));
                 self.connections.send(connection, &answer, effects);
             }
-            (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits) => {
-                if !self.sessions.wait(job) {
+            (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits(holder)) => {
+                if !self.sessions.wait(holder, job) {
                     let refused = FromMonitor::SessionRefused { request, error: busy() };
                     self.connections.send(connection, &refused, effects);
                 }

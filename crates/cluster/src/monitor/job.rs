@@ -87,7 +87,8 @@ pub(super) enum Done {
     BootOutdated,
     BootFromFuture,
     SessionOpened(Opened),
-    SessionWaits,
+    /// An attach waits until this holder of the lock returns or ends.
+    SessionWaits(SessionId),
     SessionRefused(Failure),
     SessionClosed(SessionId),
     SessionEnded(SessionId),

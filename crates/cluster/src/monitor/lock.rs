@@ -31,8 +31,9 @@ pub(super) enum Claim {
     },
     /// The image is attached without the lock.
     Without,
-    /// The holder's connection is gone: the attach waits until the holder returns, or ends and is fenced.
-    Waits,
+    /// The holder is away: its connection is gone, or it does not answer. The attach waits until the holder
+    /// returns, or ends and is fenced.
+    Waits { holder: SessionId },
     /// The attach is refused.
     Refused(Failure),
 }
@@ -54,13 +55,13 @@ impl Monitor {
                 Claim::Without
             };
         };
-        let is_gone = self.sessions.connection(record.id).is_none();
-        match (lock.lazy, is_gone) {
+        let holder = record.id;
+        match (lock.lazy, self.is_away(holder)) {
             (true, true) if planted::on(Bug::AbsentHolderPassedOver) => Claim::Without,
-            (true, true) => Claim::Waits,
+            (true, true) => Claim::Waits { holder },
             (true, false) => Claim::Refused(self.locked(now, image, record)),
             // Late writes of the previous holder must not arrive after writes of the next one.
-            (false, true) if wanted => Claim::Waits,
+            (false, true) if wanted => Claim::Waits { holder },
             (false, _) => Claim::Without,
         }
     }

@@ -77,7 +77,7 @@ impl Monitor {
             return Err(failure(
                 "busy",
                 format!("pool {name} is open: session {} of {}", session.id, session.client),
-                "end its clients first; a client that is gone counts as ended after 10 seconds",
+                "end its clients first; a client that is gone or hangs counts as ended after 10 seconds",
             ));
         }
         if pool.pool.has_objects() && !accepted {

@@ -2,9 +2,10 @@
 //! informed, and is kept until the session is fenced, or is closed with no request in flight. The connection
 //! of a session is recorded only in this process.
 //!
-//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it blocks no
+//! A session whose client is away for `session_timeout_ms` is marked `ended`: from then on it blocks no
 //! other client, and the next attach of its image fences it. Until that fence its client may return and
-//! continue, because no other client has attached the image.
+//! continue, because no other client has attached the image. A client is away if its connection is gone, or
+//! if it does not answer (`silent_clients.rs`).
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
@@ -82,8 +83,8 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// Queues the waiting attaches again, after a session has returned or ended for good.
-    fn wake_opens(&mut self) {
+    /// Queues the waiting attaches again, after a session has returned or ended, or its time is over.
+    pub(super) fn wake_opens(&mut self) {
         self.jobs.extend(self.sessions.take_waiting());
     }
 
@@ -193,7 +194,7 @@ impl Monitor {
         let granted = match self.claim_lock(now, &image.info, lock && !read_only) {
             Claim::Granted { lazy } => Some(lazy),
             Claim::Without => None,
-            Claim::Waits => return Ok(Plan::Done(Done::SessionWaits)),
+            Claim::Waits { holder } => return Ok(Plan::Done(Done::SessionWaits(holder))),
             Claim::Refused(error) => return Err(error),
         };
         let (mut batch, session) = self.record_session(used, read_only, client)?;

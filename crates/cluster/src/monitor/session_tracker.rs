@@ -25,8 +25,8 @@ pub(super) struct SessionTracker {
     turns: BTreeMap<SessionId, u64>,
     /// The time at which each lock was granted, by holding session; only for locks that this monitor granted.
     locked_since: BTreeMap<SessionId, Time>,
-    /// Attaches that wait until a lock's holder returns or ends.
-    waiting: Vec<Job>,
+    /// Attaches that wait until a lock's holder returns or ends, each with the holder.
+    waiting: Vec<(SessionId, Job)>,
 }
 
 /// Where a session that has not ended is connected.
@@ -115,23 +115,28 @@ impl SessionTracker {
     }
 
     /// Makes an attach wait until the lock's holder returns or ends; returns false if too many are waiting.
-    pub(super) fn wait(&mut self, attach: Job) -> bool {
+    pub(super) fn wait(&mut self, holder: SessionId, attach: Job) -> bool {
         let has_room = self.waiting.len() < WAITING_COUNT_MAX;
         if has_room {
-            self.waiting.push(attach);
+            self.waiting.push((holder, attach));
         }
         has_room
     }
 
     /// Takes the waiting attaches, in the order of their arrival.
     pub(super) fn take_waiting(&mut self) -> Vec<Job> {
-        std::mem::take(&mut self.waiting)
+        std::mem::take(&mut self.waiting).into_iter().map(|(_, attach)| attach).collect()
+    }
+
+    /// Returns the holders that attaches wait for.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = SessionId> {
+        self.waiting.iter().map(|(holder, _)| *holder)
     }
 
     /// Drops the waiting attaches of a closed connection.
     pub(super) fn forget_waiting(&mut self, gone: ConnectionId) {
         self.waiting.retain(
-            |job| !matches!(job, Job::OpenSession { connection, .. } if *connection == gone),
+            |(_, job)| !matches!(job, Job::OpenSession { connection, .. } if *connection == gone),
         );
     }
 }

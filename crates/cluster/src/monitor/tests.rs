@@ -16,5 +16,6 @@ mod parity;
 mod restore;
 mod rig;
 mod scrub;
+mod silent_clients;
 mod slow_disks;
 mod stats;

@@ -190,7 +190,7 @@ impl Monitor {
         Err(failure(
             "busy",
             format!("volume {name} is attached: session {} of {}", session.id, session.client),
-            "detach it first; a client that is gone counts as detached after 10 seconds",
+            "detach it first; a client that is gone or hangs counts as detached after 10 seconds",
         ))
     }
 

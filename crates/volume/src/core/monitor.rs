@@ -135,7 +135,9 @@ impl ClientCore {
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
         let (role, pid) = (self.settings.client.clone(), self.settings.pid);
         let (host, address) = (self.settings.host.clone(), self.settings.address.clone());
-        self.tell_monitor(&ToMonitor::Introduce { role, pid, host, address }, effects);
+        let answers_probes = true;
+        let introduce = ToMonitor::Introduce { role, pid, host, address, answers_probes };
+        self.tell_monitor(&introduce, effects);
         for Farewell { session, unanswered, .. } in self.farewells.clone() {
             self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
         }
@@ -234,6 +236,7 @@ impl ClientCore {
                 self.on_map_changed(now, effects);
             }
             FromMonitor::Monitors { addresses } => self.monitor.link.learn(addresses),
+            FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 let (used, lazy) = (Used::Image(image), locked && lazy);
                 self.on_opened(request, Attached { session, reign, used, locked, lazy }, effects);

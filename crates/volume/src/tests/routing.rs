@@ -46,6 +46,19 @@ fn a_client_may_be_known_before_it_attaches() {
 }
 
 #[test]
+fn a_monitor_is_told_that_the_client_answers_it_and_gets_an_answer() {
+    let mut world = World::new(None);
+    world.open(false);
+    world.connect();
+    let answers =
+        |told: &ToMonitor| matches!(told, ToMonitor::Introduce { answers_probes: true, .. });
+    assert!(world.told.iter().any(answers));
+    world.accept_session();
+    world.say(FromMonitor::Probe { nonce: 77 });
+    assert_eq!(world.told.back(), Some(&ToMonitor::Alive { nonce: 77 }));
+}
+
+#[test]
 fn delays_between_monitors_double_up_to_a_second() {
     let mut world = World::new(None);
     world.open(false);

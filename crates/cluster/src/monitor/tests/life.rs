@@ -705,10 +705,8 @@ fn processes_that_introduce_themselves_are_listed() {
     let mut rig = Rig::new();
     let client = rig.client();
     let address = Some("unix:nbd.sock".to_string());
-    rig.say(
-        client,
-        &ToMonitor::Introduce { role: "nbd".into(), pid: 7, host: "h".into(), address },
-    );
+    let (role, host) = ("nbd".to_string(), "h".to_string());
+    rig.say(client, &ToMonitor::Introduce { role, pid: 7, host, address, answers_probes: true });
     let wanted =
         json!({ "role": "nbd", "id": 1, "pid": 7, "address": "unix:nbd.sock", "host": "h" });
     assert_eq!(rig.status()["processes"][1], wanted);

@@ -74,6 +74,7 @@ fn a_lazy_holder_keeps_everybody_out_until_it_closes() {
         pid: 12,
         host: "h".into(),
         address: Some("unix:/a".into()),
+        answers_probes: false,
     };
     rig.say(holder, &introduce);
     let row = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();

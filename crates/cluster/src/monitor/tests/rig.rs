@@ -850,10 +850,23 @@ impl Rig {
 
     /// Requests the image with its lock, or for reading; returns the id of the request.
     pub fn ask_lock(&mut self, connection: ConnectionId, image: &str, read_only: bool) -> u64 {
+        let request = self.queue_ask_lock(connection, image, read_only);
+        self.settle();
+        request
+    }
+
+    /// Requests the image with its lock; `next` happens before the store answers what the monitor then asks.
+    pub fn ask_lock_before(&mut self, connection: ConnectionId, image: &str, next: Event) -> u64 {
+        let request = self.queue_ask_lock(connection, image, false);
+        self.event(next);
+        request
+    }
+
+    fn queue_ask_lock(&mut self, connection: ConnectionId, image: &str, read_only: bool) -> u64 {
         self.request_last += 1;
         let (request, image, client) = (self.request_last, image.into(), "test".into());
         let ask = ToMonitor::OpenSession { request, image, read_only, lock: true, client };
-        self.say(connection, &ask);
+        self.queue(connection, &ask);
         request
     }
 
