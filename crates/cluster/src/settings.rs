@@ -130,7 +130,7 @@ impl Setting {
                 default: 10_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "a client that is disconnected for this long is detached; a silent one, if another wants its volume",
+                help: "a client that is gone or silent for this long is detached if another wants its volume",
                 is_for_osds: false,
             },
             Setting::OsdReport => Definition {

@@ -135,6 +135,9 @@ impl Monitor {
         let in_the_way = self.sessions_in_the_way(job).into_iter();
         let overdue: BTreeMap<ConnectionId, Time> =
             in_the_way.filter_map(|session| self.overdue_since(now, session)).collect();
+        if overdue.is_empty() {
+            return false;
+        }
         for (connection, since) in &overdue {
             let mut event = TraceEvent::warn("client does not answer: its sessions end");
             if let Some(client) = self.connections.introduced(*connection) {
@@ -146,7 +149,7 @@ impl Monitor {
             self.close(*since, *connection, effects);
         }
         self.end_gone_sessions(now);
-        !overdue.is_empty()
+        true
     }
 
     /// Returns the sessions that have not ended and that keep the job from having an image or a pool for

@@ -3,6 +3,7 @@
 mod endpoints;
 mod lines;
 mod removal;
+mod silent;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
