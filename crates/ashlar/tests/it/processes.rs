@@ -213,3 +213,40 @@ fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     drop((dead, removed, cut, living));
     cluster.check_osds();
 }
+
+/// The kernel of a stopped client keeps its connections open and answers for it.
+#[test]
+fn a_stopped_holder_of_a_lock_loses_it_to_who_wants_it_and_can_no_longer_write() {
+    let options = ["--osds", "1", "--osd-size", "512MiB", "--commit", "fsync"];
+    let cluster = Cluster::up("stopped-holder", &options);
+    cluster.run(&["config", "set", "session_timeout_ms", "2s"]);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
+    let holder = || cluster.json(&["volume", "info", "v"])["lock"]["session"].clone();
+    let (first, second) =
+        (NbdServer::start(cluster.path(), "first"), NbdServer::start(cluster.path(), "second"));
+    let mut before = first.open("v");
+    before.ask("write -f -P 1 0 16M");
+    let session = holder();
+    first.signal(Signal::STOP);
+    // Nobody wants the lock, so nothing happens: the test can only wait.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(holder(), session);
+
+    let mut after = second.open("v");
+    after.ask("read -P 1 0 16M");
+    after.ask("write -P 2 0 16M");
+    assert_ne!(holder(), session);
+    first.signal(Signal::CONT);
+    before.begin("write -P 3 0 16M");
+    let line = before.end();
+    assert!(line.contains("failed"), "{line}");
+    after.ask("read -P 2 0 16M");
+    // The first server serves the volume again once the second one has given the lock back.
+    after.close();
+    wait_for("the lock to be free", || holder().is_null());
+    let mut again = first.open("v");
+    again.ask("read -P 2 0 16M");
+    again.close();
+    drop((before, first, second));
+    cluster.check_osds();
+}

@@ -34,7 +34,7 @@ pub const OPERATIONS: [&str; 25] = [
 ];
 
 /// Faults that are injected, and events that follow from them.
-pub const FAULTS: [&str; 88] = [
+pub const FAULTS: [&str; 89] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -77,6 +77,7 @@ pub const FAULTS: [&str; 88] = [
     "OSD cut off all but clients",
     "OSD cut off the monitors only",
     "client cut off its monitor",
+    "client stopped",
     "message delayed",
     "payload corrupted",
     "frame corrupted",

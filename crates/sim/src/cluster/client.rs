@@ -170,12 +170,12 @@ impl Client {
     }
 }
 
-/// A client that is cut off from its monitors until its session has ended.
+/// A client that is cut off from its monitors, or stopped, until its session has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOff {
     /// The index of the client.
     pub client: usize,
-    /// A volume that the client has attached, and that is removed while the client is cut off.
+    /// A volume that the client has attached, and that is removed meanwhile.
     pub volume: usize,
 }
 

@@ -70,16 +70,28 @@ impl World {
         Ok(())
     }
 
-    /// Cuts a client off from its monitors until its session has ended.
+    /// Cuts a client off from its monitors, or stops its process, until its session has ended. While a
+    /// process is stopped, its connections remain open.
     pub(super) fn cut_off_client(&mut self) {
         let client = self.chaos.index(self.clients.len());
-        let Some(volume) = self.clients[client].attached_volumes().next() else {
+        let process = Process::Client(client);
+        let is_frozen = self.runs.frozen_until(process).is_some();
+        let volume = self.clients[client].attached_volumes().next().filter(|_| !is_frozen);
+        let Some(volume) = volume else {
             return self.schedule(Duration::from_millis(50), Item::CutOffClient);
         };
-        self.fault("client cut off its monitor");
         self.faults.cut_off = Some(CutOff { client, volume });
-        let span = Duration::from_millis(self.chaos.range(12_000..20_000));
-        self.cut_off_monitors(Process::Client(client), span);
+        let span = if self.chaos.chance(Chance::percent(50)) {
+            self.fault("client stopped");
+            let span = Duration::from_millis(self.chaos.range(14_000..22_000));
+            self.freeze(process, span);
+            span
+        } else {
+            self.fault("client cut off its monitor");
+            let span = Duration::from_millis(self.chaos.range(12_000..20_000));
+            self.cut_off_monitors(process, span);
+            span
+        };
         self.schedule(span, Item::ReconnectClient);
     }
 
