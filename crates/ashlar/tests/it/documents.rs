@@ -86,7 +86,8 @@ fn every_health_code_is_documented() {
     assert_eq!(documented, used);
 }
 
-/// Every step of "Follow one write" is `path: symbol`, and the symbol is defined in that file.
+/// Every step of "Follow one write" and of the walks behind it is `path: symbol`, and the symbol is defined
+/// in that file.
 #[test]
 fn the_architecture_names_files_and_symbols_that_exist() {
     let text = read(&root().join("ARCHITECTURE.md"));
@@ -309,7 +310,8 @@ fn every_dependency_has_its_reason() {
     }
 }
 
-/// All links between documents have targets that exist.
+/// All links between documents have targets that exist, and ARCHITECTURE.md links all pages of
+/// docs/internals.
 #[test]
 fn links_in_documents_lead_somewhere() {
     let root = root();
@@ -331,6 +333,12 @@ fn links_in_documents_lead_somewhere() {
         }
     }
     assert!(links > 5);
+    let architecture = read(&root.join("ARCHITECTURE.md"));
+    for page in files(&root.join("docs/internals"), ".md") {
+        let name = page.file_name().expect("a file").to_string_lossy();
+        let link = format!("](docs/internals/{name})");
+        assert!(architecture.contains(&link), "ARCHITECTURE.md does not link {name}");
+    }
 }
 
 /// Returns the parts of all names in a line of code: `BlockKey::new` has the parts block, key and new.
