@@ -27,6 +27,7 @@ mod journal;
 mod journal_cache;
 mod metadata;
 mod moves;
+mod newest_changes;
 mod notes;
 mod overlay;
 mod pages;

@@ -15,6 +15,7 @@
 //!   4. The journal is kept from the lowest *low* on: the oldest entry of a family that no `Flushed` has covered.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 
 use base::planted::{self, Bug};
 use base::{Checksum, Duration, Lsn, PoolId, Time};
@@ -24,6 +25,7 @@ use format::engine::{
 };
 
 use crate::RequestId;
+use crate::newest_changes::{Bounds, NewestChanges, Place};
 
 /// Maximum number of writes of the engine under way: half of what it takes.
 const WRITES_IN_FLIGHT_MAX: usize = format::engine::WRITE_COUNT_MAX / 2;
@@ -80,6 +82,10 @@ struct Family {
     number: u64,
     stage: FamilyStage,
     entries: VecDeque<Entry>,
+    /// How many entries are gone: the number of the first one that is there.
+    gone_count: u64,
+    /// Where the newest change of each key lies in the entries.
+    newest: NewestChanges,
     /// The engine had no space: when to repeat.
     retry_at: Option<Time>,
     /// Whether the engine had no space for the last write that ended.
@@ -125,24 +131,13 @@ enum Flush {
 struct Entry {
     lsn: Lsn,
     end: Lsn,
-    /// Where the keys of its changes lie.
-    span: KeySpan,
     work: Work,
     stage: Stage,
 }
 
-/// Where keys lie, by the first bytes of the first and the last one. In a family these name the shard, so
-/// that reads pass most of what is pending of other PGs.
-#[derive(Clone, Copy)]
-struct KeySpan {
-    first: u64,
-    last: u64,
-}
-
 impl Entry {
     fn new((lsn, end): (Lsn, Lsn), work: Work) -> Entry {
-        let span = KeySpan::of_changes(work.changes());
-        Entry { lsn, end, span, work, stage: Stage::Waiting }
+        Entry { lsn, end, work, stage: Stage::Waiting }
     }
 }
 
@@ -184,6 +179,8 @@ impl Family {
             number,
             stage,
             entries: VecDeque::new(),
+            gone_count: 0,
+            newest: NewestChanges::default(),
             retry_at: None,
             is_full: false,
             entering_count: 0,
@@ -220,7 +217,16 @@ impl Family {
 
     fn push_entry(&mut self, entry: Entry) {
         assert!(self.entries.back().is_none_or(|last| last.lsn <= entry.lsn));
+        self.newest.add(self.gone_count + self.entries.len() as u64, entry.work.changes());
         self.entries.push_back(entry);
+    }
+
+    /// Removes the oldest entry. Returns the bytes of its keys and values.
+    fn pop_entry(&mut self) -> usize {
+        let entry = self.entries.pop_front().expect("there is one");
+        self.newest.remove(self.gone_count, entry.work.changes());
+        self.gone_count += 1;
+        size_of(entry.work.changes())
     }
 
     fn on_flushed(&mut self, lsn: Lsn) {
@@ -472,8 +478,9 @@ impl Pending {
         let family = self.families.get_mut(&pool).expect("it has a write under way");
         family.entering_count -= 1;
         family.is_full &= result.is_err();
+        let at = family.entries.partition_point(|entry| entry.lsn < lsn);
         let is_it = |entry: &&mut Entry| entry.lsn == lsn && entry.stage == Stage::Entering;
-        let entry = family.entries.iter_mut().find(is_it).expect("it is entering");
+        let entry = family.entries.range_mut(at..).find(is_it).expect("it is entering");
         match (result, &entry.work) {
             (Ok(()), Work::Write(_)) => {
                 entry.stage = Stage::Ended(newest);
@@ -512,9 +519,9 @@ impl Pending {
         let family = self.families.get_mut(&pool).expect("it was being removed");
         let is_first_left = |entry: &Entry| entry.stage == Stage::Waiting;
         let left = family.entries.iter().position(is_first_left);
-        let gone: Vec<Entry> =
-            family.entries.drain(..left.unwrap_or(family.entries.len())).collect();
-        self.size -= gone.iter().map(|entry| size_of(entry.work.changes())).sum::<usize>();
+        for _ in 0..left.unwrap_or(family.entries.len()) {
+            self.size -= family.pop_entry();
+        }
         (family.ended, family.flushed, family.is_damaged) = (Lsn::ZERO, Lsn::ZERO, false);
         let low = family.entries.front().map_or(Lsn::ZERO, |entry| entry.lsn);
         family.unflushed.retain(|unflushed| unflushed.last >= low);
@@ -551,8 +558,7 @@ impl Pending {
                 if oldest.is_some_and(|oldest| oldest <= *before) && !is_early {
                     break;
                 }
-                let entry = family.entries.pop_front().expect("it was just seen");
-                self.size -= size_of(entry.work.changes());
+                self.size -= family.pop_entry();
             }
         }
     }
@@ -563,7 +569,8 @@ impl Pending {
         family.entries.back().map_or(family.ended, |entry| entry.lsn.max(family.ended))
     }
 
-    /// Returns the value of a key: what the engine answered, and what is pending above `contains`.
+    /// Returns the value of a key: what the engine answered, and what is pending above `contains`. Requires: the
+    /// family is known.
     pub fn value(
         &self,
         family: PoolId,
@@ -571,129 +578,76 @@ impl Pending {
         key: &[u8],
         answered: Option<Vec<u8>>,
     ) -> Option<Vec<u8>> {
-        let changes = self.changes_above(family, contains, KeySpan::of_key(key)).rev();
-        for change in changes.flat_map(|changes| changes.iter().rev()) {
-            match change {
-                Change::Put { key: of, value } if of == key => return Some(value.clone()),
-                Change::Delete { key: of } if of == key => return None,
-                Change::DeleteRange { start, end } if &start[..] <= key && key < &end[..] => {
-                    return None;
-                }
-                _ => {}
-            }
-        }
-        answered
+        let newest = self.above(family, contains).of_key(key);
+        newest.map_or(answered, |value| value.map(<[u8]>::to_vec))
     }
 
-    /// Returns the records from `start` on: what the engine answered, and what is pending above `contains`.
-    /// If the engine has more behind its answer, only up to the last key of the answer; else up to `end`.
-    /// `None`: they are those that it answered.
-    pub fn records(
-        &self,
-        family: PoolId,
-        contains: Lsn,
-        (start, end): (&[u8], Option<&[u8]>),
-        (answered, more): (&Records, bool),
-    ) -> Option<Records> {
-        let last = answered.last_key().filter(|_| more);
-        let is_before_end = |key: &[u8]| match last {
-            Some(last) => key <= last,
-            None => end.is_none_or(|end| key < end),
-        };
-        let is_within = |key: &[u8]| start <= key && is_before_end(key);
-        let is_met =
-            |from: &[u8], behind: &[u8]| from < behind && start < behind && is_before_end(from);
-        // What is pending of each key, and the ranges that were deleted before it.
-        let mut pending: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
-        let mut deleted: Vec<(&[u8], &[u8])> = Vec::new();
-        let within = KeySpan::of_range(start, last.or(end));
-        for change in self.changes_above(family, contains, within).flatten() {
-            match change {
-                Change::Put { key, value } if is_within(key) => {
-                    pending.insert(key, Some(value));
-                }
-                Change::Delete { key } if is_within(key) => _ = pending.insert(key, None),
-                Change::Put { .. } | Change::Delete { .. } => {}
-                Change::DeleteRange { start, end } if is_met(start, end) => {
-                    let gone = pending.range_mut(&start[..]..&end[..]);
-                    gone.for_each(|(_, value)| *value = None);
-                    deleted.push((start, end));
-                }
-                Change::DeleteRange { .. } => {}
-            }
-        }
-        if pending.is_empty() && deleted.is_empty() {
-            return None;
-        }
-        let mut records = Records::default();
-        let mut pending = pending.into_iter().peekable();
-        let is_left = |key: &[u8]| !deleted.iter().any(|(start, end)| *start <= key && key < *end);
-        for (key, value) in answered.iter() {
-            while let Some((before, value)) = pending.next_if(|(pending, _)| *pending < key) {
-                value.into_iter().for_each(|value| records.push(before, value));
-            }
-            match pending.next_if(|(pending, _)| *pending == key) {
-                Some((_, value)) => value.into_iter().for_each(|value| records.push(key, value)),
-                None if is_left(key) => records.push(key, value),
-                None => {}
-            }
-        }
-        for (key, value) in pending {
-            value.into_iter().for_each(|value| records.push(key, value));
-        }
-        Some(records)
-    }
-
-    /// Returns what is pending of a family above `contains`, by entries, oldest first: at least what concerns
-    /// keys of this span.
-    fn changes_above(
-        &self,
-        family: PoolId,
-        contains: Lsn,
-        span: KeySpan,
-    ) -> impl DoubleEndedIterator<Item = &[Change]> {
-        let entries = self.families.get(&family).map(|family| &family.entries);
-        let above = entries
-            .map(|entries| entries.range(entries.partition_point(|entry| entry.lsn <= contains)..));
-        let met = above.into_iter().flatten().filter(move |entry| entry.span.meets(span));
-        met.map(|entry| entry.work.changes())
+    fn above(&self, family: PoolId, contains: Lsn) -> Above<'_> {
+        Above { family: &self.families[&family], contains }
     }
 }
 
-impl KeySpan {
-    /// The span without a key.
-    const NONE: KeySpan = KeySpan { first: u64::MAX, last: 0 };
+/// What is pending of a family above a lsn. Only the newest change of a key counts: if that is not above, none is.
+struct Above<'a> {
+    family: &'a Family,
+    contains: Lsn,
+}
 
-    fn of_key(key: &[u8]) -> KeySpan {
-        KeySpan { first: leading(key), last: leading(key) }
+impl<'a> Above<'a> {
+    fn is_empty(&self) -> bool {
+        self.family.entries.back().is_none_or(|newest| newest.lsn <= self.contains)
     }
 
-    /// Returns a span that has all keys of a range. `end`: the key behind the range, or its last one. `None`:
-    /// it goes to the last key there can be.
-    fn of_range(start: &[u8], end: Option<&[u8]>) -> KeySpan {
-        KeySpan { first: leading(start), last: end.map_or(u64::MAX, leading) }
-    }
-
-    fn of_changes(changes: &[Change]) -> KeySpan {
-        let spans = changes.iter().map(|change| match change {
-            Change::Put { key, .. } | Change::Delete { key } => KeySpan::of_key(key),
-            Change::DeleteRange { start, end } => KeySpan::of_range(start, Some(end)),
-        });
-        spans.fold(KeySpan::NONE, |all, span| KeySpan {
-            first: all.first.min(span.first),
-            last: all.last.max(span.last),
+    /// Returns what the change at this place makes of its keys, if it is above: a value, or nothing.
+    fn change(&self, place: Place) -> Option<Option<&'a [u8]>> {
+        #[cfg(test)]
+        tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+        let entry = &self.family.entries[(place.entry - self.family.gone_count) as usize];
+        (entry.lsn > self.contains).then(|| match &entry.work.changes()[place.index] {
+            Change::Put { value, .. } => Some(&value[..]),
+            Change::Delete { .. } | Change::DeleteRange { .. } => None,
         })
     }
 
-    fn meets(self, other: KeySpan) -> bool {
-        self.first <= other.last && other.first <= self.last
+    fn of_key(&self, key: &[u8]) -> Option<Option<&'a [u8]>> {
+        self.family.newest.of_key(key).and_then(|place| self.change(place))
     }
-}
 
-/// Returns the first bytes of a key as a number that sorts like them.
-fn leading(key: &[u8]) -> u64 {
-    let byte = |at| u64::from(key.get(at).copied().unwrap_or(0));
-    (0..8).fold(0, |number, at| number << 8 | byte(at))
+    fn is_deleted(&self, key: &[u8]) -> bool {
+        self.family.newest.deletion_of(key).is_some_and(|place| self.change(place).is_some())
+    }
+
+    /// Returns the records within these bounds: what the engine answered, and what is pending.
+    fn records(
+        &self,
+        answered: &'a Records,
+        bounds: Bounds<'a>,
+    ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let mut answered = answered.iter().peekable();
+        let pending = self.family.newest.within(bounds);
+        let mut pending = pending
+            .filter_map(|(key, place)| self.change(place).map(|value| (key, value)))
+            .peekable();
+        std::iter::from_fn(move || {
+            loop {
+                let is_pending = match (answered.peek(), pending.peek()) {
+                    (Some((key, _)), Some((changed, _))) => changed <= key,
+                    (None, None) => return None,
+                    (_, changed) => changed.is_some(),
+                };
+                let record = if is_pending {
+                    let (changed, value) = pending.next()?;
+                    answered.next_if(|(key, _)| *key == changed);
+                    value.map(|value| (changed, value))
+                } else {
+                    answered.next().filter(|(key, _)| !self.is_deleted(key))
+                };
+                if record.is_some() {
+                    return record;
+                }
+            }
+        })
+    }
 }
 
 fn size_of(changes: &[Change]) -> usize {
@@ -732,25 +686,31 @@ impl ScanProgress {
         self.parts.push(ScanPart { start, contains, records, more });
     }
 
+    /// Returns which keys a part tells of: if the engine has more, only those up to the last key of its answer.
+    fn bounds<'a>(&'a self, part: &'a ScanPart) -> Bounds<'a> {
+        let last = part.records.last_key().filter(|_| part.more).map(Bound::Included);
+        let end = self.end.as_deref().map(Bound::Excluded);
+        (Bound::Included(&part.start), last.or(end).unwrap_or(Bound::Unbounded))
+    }
+
     fn next_start(&self) -> Vec<u8> {
         let last = self.parts.last().and_then(|part| part.records.last_key());
         last.map_or_else(|| self.start.clone(), |last| [last, &[0]].concat())
     }
 
     /// Returns the records so far with what is pending, cut to the limits, or the query for the rest of the
-    /// range if there is none yet: a caller that gets no record could not tell where to go on.
+    /// range if there is none yet: a caller that gets no record could not tell where to go on. Requires: the family
+    /// is known.
     pub fn finish(&self, family: PoolId, pending: &Pending) -> Result<Answer, Query> {
         let mut found = Records::default();
         let mut more = self.parts.last().is_some_and(|part| part.more);
         for part in &self.parts {
-            let range = (&part.start[..], self.end.as_deref());
-            let answered = (&part.records, part.more);
-            let changed = pending.records(family, part.contains, range, answered);
-            if changed.is_none() && self.parts.len() == 1 && !part.records.is_empty() {
+            let above = pending.above(family, part.contains);
+            if above.is_empty() && self.parts.len() == 1 && !part.records.is_empty() {
                 // The engine has kept to the limits.
                 return Ok(Answer::Records { records: part.records.clone(), more });
             }
-            for (key, value) in changed.as_ref().unwrap_or(&part.records).iter() {
+            for (key, value) in above.records(&part.records, self.bounds(part)) {
                 let is_last = found.count() == self.count_max || found.size() >= self.size_max;
                 if is_last && !found.is_empty() {
                     return Ok(Answer::Records { records: found, more: true });
@@ -778,6 +738,11 @@ mod tests {
 
     const POOL: PoolId = PoolId::FIRST;
     const KEY_COUNT: u64 = 12;
+
+    thread_local! {
+        /// How many pending changes were looked at.
+        pub static LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
 
     type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -871,12 +836,7 @@ mod tests {
                 pending.push(POOL, place(512 * entry, 512 * entry + 512), changes);
             }
             let newest = states.last().expect("not empty");
-            let query = Query::Scan {
-                start: if numbers.below(2) == 0 { Vec::new() } else { numbers.key() },
-                end: (numbers.below(2) == 0).then(|| numbers.key()),
-                count_max: 1 + numbers.below(5) as usize,
-                size_max: numbers.below(40) as usize,
-            };
+            let query = draw_scan(&mut numbers);
             let mut progress = ScanProgress::new(query.clone());
             let mut asked = query.clone();
             let answer = loop {
@@ -998,5 +958,188 @@ mod tests {
         assert_eq!(pending.size(), 1);
         pending.forget(Some(ReadNumber(8)));
         assert_eq!(pending.size(), 0);
+    }
+
+    /// What is pending, looked through change by change.
+    #[derive(Default)]
+    struct Linear {
+        entries: VecDeque<(Lsn, Vec<Change>, Option<ReadNumber>)>,
+    }
+
+    impl Linear {
+        fn forget(&mut self, oldest: Option<ReadNumber>) {
+            let may_go = |before: ReadNumber| oldest.is_none_or(|oldest| oldest > before);
+            while self.entries.front().is_some_and(|(.., ended)| ended.is_some_and(may_go)) {
+                self.entries.pop_front();
+            }
+        }
+
+        fn over(&self, contains: Lsn, base: &Content) -> Content {
+            let mut content = base.clone();
+            let above = self.entries.iter().filter(|(lsn, ..)| *lsn > contains);
+            above.flat_map(|(_, changes, _)| changes).for_each(|each| apply(&mut content, each));
+            content
+        }
+
+        /// Returns the answer to a scan that the engine answered with this part of its content.
+        fn finish(
+            &self,
+            contains: Lsn,
+            query: &Query,
+            answered: (&Records, bool),
+        ) -> Option<Answer> {
+            let (records, more) = answered;
+            let base = records.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+            let mut content = self.over(contains, &base);
+            if let Some(last) = records.last_key().filter(|_| more) {
+                content.retain(|key, _| &key[..] <= last);
+            }
+            let (found, is_cut) = scan(&content, query);
+            let ends = matches!(query, Query::Scan { start, end: Some(end), .. } if {
+                let next = records.last_key().map_or(start.clone(), |last| [last, &[0]].concat());
+                next >= *end
+            });
+            let goes_on = found.is_empty() && more && !ends;
+            let more = is_cut || more && !(found.is_empty() && ends);
+            (!goes_on).then_some(Answer::Records { records: found, more })
+        }
+    }
+
+    fn draw_scan(numbers: &mut Numbers) -> Query {
+        Query::Scan {
+            start: if numbers.below(2) == 0 { Vec::new() } else { numbers.key() },
+            end: (numbers.below(2) == 0).then(|| numbers.key()),
+            count_max: 1 + numbers.below(5) as usize,
+            size_max: numbers.below(40) as usize,
+        }
+    }
+
+    /// Compares a value and a scan with those of the model, over what an engine at state `shown` answers.
+    fn compare(
+        numbers: &mut Numbers,
+        (pending, model): (&Pending, &Linear),
+        (contains, shown): (Lsn, &Content),
+    ) {
+        let key = numbers.key();
+        let value = pending.value(POOL, contains, &key, shown.get(&key).cloned());
+        assert_eq!(value.as_ref(), model.over(contains, shown).get(&key));
+        let query = draw_scan(numbers);
+        let (records, more) = scan(shown, &query);
+        let expected = model.finish(contains, &query, (&records, more));
+        let mut progress = ScanProgress::new(query);
+        progress.answered(contains, Answer::Records { records, more });
+        assert_eq!(progress.finish(POOL, pending).ok(), expected);
+    }
+
+    #[test]
+    fn what_is_pending_is_what_a_walk_through_all_of_it_finds() {
+        for seed in 1..400 {
+            let numbers = &mut Numbers(seed);
+            let (mut pending, mut model) = (family(), Linear::default());
+            let mut states = vec![Content::new()];
+            let mut under_way = VecDeque::new();
+            // Of each open read its number, and how many entries had ended when it was requested.
+            let mut reads: VecDeque<(ReadNumber, usize)> = VecDeque::new();
+            let (mut newest, mut ended) = (ReadNumber(0), 0);
+            for _ in 0..60 {
+                let oldest = |reads: &VecDeque<(ReadNumber, usize)>| {
+                    reads.iter().map(|(number, _)| *number).min()
+                };
+                match numbers.below(5) {
+                    0 | 1 => {
+                        let lsn = 512 * states.len() as u64;
+                        let changes: Vec<Change> = (0..numbers.below(5))
+                            .map(|index| change(numbers, 8 * lsn + index))
+                            .collect();
+                        let mut state = states.last().expect("not empty").clone();
+                        changes.iter().for_each(|change| apply(&mut state, change));
+                        states.push(state);
+                        pending.push(POOL, place(lsn, lsn + 512), changes.clone());
+                        model.entries.push_back((Lsn::new(lsn), changes, None));
+                    }
+                    2 => {
+                        let durable = 512 * (1 + numbers.below(states.len() as u64));
+                        under_way.extend(entered(&mut pending, durable, Time::ZERO));
+                        if let Some((op, lsn)) = under_way.pop_front() {
+                            let numbers = (newest, oldest(&reads));
+                            pending.on_done(op, Ok(()), Time::ZERO, numbers).expect("it goes on");
+                            let is_it = |entry: &&mut (Lsn, _, _)| entry.0 == Lsn::new(lsn);
+                            model.entries.iter_mut().find(is_it).expect("it is pending").2 =
+                                Some(newest);
+                            model.forget(oldest(&reads));
+                            ended = (lsn / 512) as usize;
+                        }
+                    }
+                    3 => {
+                        newest = ReadNumber(newest.0 + 1);
+                        reads.push_back((newest, ended));
+                    }
+                    _ if !reads.is_empty() => {
+                        let at = numbers.below(reads.len() as u64) as usize;
+                        let (_, least) = reads.remove(at).expect("it is open");
+                        let contains = least + numbers.below((ended - least) as u64 + 1) as usize;
+                        let shown =
+                            contains + numbers.below((states.len() - contains) as u64) as usize;
+                        let contains = Lsn::new(512 * contains as u64);
+                        compare(numbers, (&pending, &model), (contains, &states[shown]));
+                        // It shows the newest state, whatever the engine had forgotten or not.
+                        assert_eq!(
+                            &model.over(contains, &states[shown]),
+                            states.last().expect("not empty")
+                        );
+                        pending.forget(oldest(&reads));
+                        model.forget(oldest(&reads));
+                    }
+                    _ => {}
+                }
+                // What is kept, and nothing else, counts also for a read that nobody would begin.
+                let contains = Lsn::new(512 * numbers.below(states.len() as u64));
+                let shown = Content::from([
+                    (numbers.key(), b"old".to_vec()),
+                    (numbers.key(), b"too".to_vec()),
+                ]);
+                compare(numbers, (&pending, &model), (contains, &shown));
+            }
+            let sizes = model.entries.iter().map(|(_, changes, _)| size_of(changes));
+            assert_eq!(pending.size(), sizes.sum::<usize>(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_lookup_does_not_look_at_all_that_is_pending() {
+        const COUNT: u64 = 250_000;
+        let mut pending = family();
+        let name = |number: u64| format!("{number:08}").into_bytes();
+        for entry in 0..COUNT / 4 {
+            let (lsn, first) = (512 * (entry + 1), 4 * entry);
+            let changes = vec![
+                Change::DeleteRange { start: name(first), end: name(first + 2) },
+                Change::Put { key: name(first), value: name(entry) },
+                Change::Put { key: name(first + 2), value: name(entry) },
+                Change::Delete { key: name(first + 3) },
+            ];
+            pending.push(POOL, place(lsn, lsn + 512), changes);
+        }
+        LOOKED_AT.set(0);
+        for number in (0..COUNT).step_by(250) {
+            let value = |number: u64| {
+                let answered = Some(b"old".to_vec());
+                pending.value(POOL, Lsn::ZERO, &name(number), answered)
+            };
+            let newest = Some(name(number / 4));
+            let found = [0, 1, 2, 3].map(|at| value(number / 4 * 4 + at));
+            assert_eq!(found, [newest.clone(), None, newest, None]);
+        }
+        assert_eq!(LOOKED_AT.take(), 4 * 1_000);
+        // Nor does a scan look further than to its limit.
+        let (end, count_max, size_max) = (None, 1_000, usize::MAX);
+        let mut progress =
+            ScanProgress::new(Query::Scan { start: name(COUNT / 2), end, count_max, size_max });
+        progress.answered(Lsn::ZERO, Answer::Records { records: Records::default(), more: false });
+        let Ok(Answer::Records { records, more: true }) = progress.finish(POOL, &pending) else {
+            panic!()
+        };
+        assert_eq!(records.count(), 1_000);
+        assert!(LOOKED_AT.take() < 2_000);
     }
 }
