@@ -18,8 +18,7 @@ use format::wire::PAYLOAD_SIZE_MAX;
 
 use crate::keys::Name;
 use crate::operation::{
-    Assertion, Field, OPERATION_OBJECTS_MAX, OPERATION_STEPS_MAX, ObjectChange, ObjectSteps,
-    Operation,
+    Assertion, Field, OPERATION_OBJECTS_MAX, ObjectChange, ObjectSteps, Operation, check_steps,
 };
 
 impl Operation {
@@ -40,6 +39,7 @@ impl Operation {
     /// Encodes the operation for a request. The error says what is wrong with it, for people.
     pub fn payload(&self) -> Result<Vec<u8>, String> {
         self.check()?;
+        self.check_ranges()?;
         let bytes = self.encode();
         match bytes.len() <= PAYLOAD_SIZE_MAX as usize {
             true => Ok(bytes),
@@ -52,33 +52,37 @@ impl Operation {
 
     /// Decodes an operation. The error says what is wrong, for people.
     pub fn decode(bytes: &[u8]) -> Result<Operation, String> {
-        let mut from = Reader::new(bytes);
-        let operation = take_operation(&mut from).filter(|_| from.is_at_end());
+        let (mut from, mut steps) = (Reader::new(bytes), 0);
+        let operation = take_operation(&mut from, &mut steps).filter(|_| from.is_at_end());
+        check_steps(steps)?;
         let operation = operation.ok_or("the bytes are no operation on objects")?;
         operation.check()?;
         Ok(operation)
     }
 }
 
-fn take_operation(from: &mut Reader<'_>) -> Option<Operation> {
+/// Takes an operation. `steps` counts those of all its objects, before they are taken: each may be one byte.
+fn take_operation(from: &mut Reader<'_>, steps: &mut usize) -> Option<Operation> {
     let count = usize::from(from.u16()?);
     let mut objects = Vec::new();
     for _ in 0..(count <= OPERATION_OBJECTS_MAX).then_some(count)? {
         let name = Name::new(take_short(from)?)?;
-        let assertions = take_steps(from, take_assertion)?;
-        let changes = take_steps(from, take_change)?;
+        let assertions = take_steps(from, steps, take_assertion)?;
+        let changes = take_steps(from, steps, take_change)?;
         objects.push(ObjectSteps { name, assertions, changes });
     }
     Some(Operation { objects })
 }
 
-/// Takes a list of steps, each of one byte at least.
 fn take_steps<T>(
     from: &mut Reader<'_>,
+    steps: &mut usize,
     take: impl Fn(&mut Reader<'_>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let count = usize::from(from.u16()?);
-    (0..(count <= OPERATION_STEPS_MAX).then_some(count)?).map(|_| take(from)).collect()
+    *steps += count;
+    check_steps(*steps).ok()?;
+    (0..count).map(|_| take(from)).collect()
 }
 
 fn put_assertion(to: &mut Writer, assertion: &Assertion) {
@@ -315,6 +319,38 @@ mod tests {
         assert_eq!(of(64).check(), Ok(()));
         assert!(of(64).payload().unwrap_err().contains("the largest request"));
         assert!(Operation { objects: vec![] }.payload().is_err());
+    }
+
+    #[test]
+    fn steps_are_counted_over_all_objects_before_they_are_decoded() {
+        let exists = |name: u8, count| ObjectSteps {
+            name: Name::new(&[name]).unwrap(),
+            assertions: vec![Assertion::Exists; count],
+            changes: vec![],
+        };
+        let operation = |counts: &[usize]| {
+            let objects = counts.iter().zip(1..).map(|(count, name)| exists(name, *count));
+            Operation { objects: objects.collect() }
+        };
+        let most = operation(&[2000, 2000, 96]);
+        assert_eq!(Operation::decode(&most.encode()), Ok(most));
+        // Those of the last object are not even counted.
+        let why = Operation::decode(&operation(&[2000, 2000, 97, 4000]).encode());
+        assert_eq!(why, Err("4097 steps are more than 4096".into()));
+    }
+
+    #[test]
+    fn an_operation_with_too_many_ranges_is_decoded_but_not_sent() {
+        let of = |count: u8| {
+            let range =
+                |at| ObjectChange::RemoveRecords { from: vec![at], before: Some(vec![at, 1]) };
+            let changes = (0..count).map(range).collect();
+            let steps = ObjectSteps { name: Name::new(b"a").unwrap(), assertions: vec![], changes };
+            Operation { objects: vec![steps] }
+        };
+        assert_eq!(of(16).payload(), Ok(of(16).encode()));
+        assert_eq!(Operation::decode(&of(17).encode()), Ok(of(17)), "perhaps it was executed");
+        assert!(of(17).payload().unwrap_err().contains("16 ranges"));
     }
 
     proptest! {

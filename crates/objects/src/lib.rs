@@ -17,6 +17,7 @@
 //! | `prepare.rs` | operations become changes of records and blocks |
 //! | `reading.rs`, `paging.rs` | reads: what they need, what they show, and the answers |
 //! | `queue.rs` | which operations are prepared together, and which wait |
+//! | `removed.rs` | attributes and records that are removed together |
 //! | `repeat.rs` | results that are kept for operations that are sent again |
 //! | `touched.rs` | what changes touch: the content of log records |
 //!
@@ -38,6 +39,7 @@ mod paging;
 pub mod prepare;
 pub mod queue;
 pub mod reading;
+mod removed;
 pub mod repeat;
 #[cfg(test)]
 mod tests;

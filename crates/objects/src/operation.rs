@@ -28,6 +28,9 @@ pub const OPERATION_RECORDS_MAX: usize = MIB as usize;
 pub const OPERATION_OBJECTS_MAX: usize = 1000;
 /// The most assertions and changes of one operation.
 pub const OPERATION_STEPS_MAX: usize = 4096;
+/// The most removals of ranges of records that one operation has of an object, and the most ranges that a run
+/// removes of it.
+pub const RANGES_MAX: usize = 16;
 /// The most changes of one object's data in one operation.
 pub const DATA_CHANGES_MAX: usize = 2;
 /// The most that the results of one operation take, in bytes.
@@ -329,9 +332,7 @@ impl Operation {
         }
         let steps = |object: &ObjectSteps| object.assertions.len() + object.changes.len();
         let count: usize = self.objects.iter().map(steps).sum();
-        if count > OPERATION_STEPS_MAX {
-            return Err(format!("{count} steps are more than {OPERATION_STEPS_MAX}"));
-        }
+        check_steps(count)?;
         self.objects.iter().try_for_each(ObjectSteps::check)?;
         let changes = || self.objects.iter().flat_map(|object| &object.changes);
         let size: usize = changes().map(ObjectChange::result_size).sum();
@@ -346,6 +347,23 @@ impl Operation {
                  several"
             )),
         }
+    }
+
+    /// Checks that the operation removes no more than [`RANGES_MAX`] ranges of records of an object; the error
+    /// says what is wrong, for people. An older version has executed such operations, so this is checked only
+    /// where a repeat was looked for.
+    pub fn check_ranges(&self) -> Result<(), String> {
+        let is_range =
+            |change: &&ObjectChange| matches!(change, ObjectChange::RemoveRecords { .. });
+        for ObjectSteps { name, changes, .. } in &self.objects {
+            let count = changes.iter().filter(is_range).count();
+            if count > RANGES_MAX {
+                return Err(format!(
+                    "one operation may remove {RANGES_MAX} ranges of records of {name:?}, not {count}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Returns how much the operation may write to blocks that have no place yet: so many bytes, and so many
@@ -385,6 +403,14 @@ impl Operation {
             _ => false,
         };
         self.objects.iter().all(|steps| steps.assertions.is_empty() && is_put(&steps.changes))
+    }
+}
+
+/// Checks the number of steps of an operation.
+pub(crate) fn check_steps(count: usize) -> Result<(), String> {
+    match count <= OPERATION_STEPS_MAX {
+        true => Ok(()),
+        false => Err(format!("{count} steps are more than {OPERATION_STEPS_MAX}")),
     }
 }
 

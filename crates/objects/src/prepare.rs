@@ -14,12 +14,14 @@
 //!   2. What leaves is absolute ("this key has this value"), never a computation.
 //!   3. Each operation that changes something has one version of the run, in order. One that changes nothing
 //!      has none.
-//!   4. A run with one operation at least is within the limits of an entry.
+//!   4. A run with one operation at least is within the limits of an entry, and removes at most 16 ranges of
+//!      records of an object.
 //!   5. Preparing an operation costs what it changes, not what the run has changed: it is made on an empty layer
 //!      over each object, which the run takes in if the operation is admitted.
 //!   6. A run has at most 9 MiB of values that were read: what is kept, what one operation may read, and what was
 //!      wanted last.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
@@ -32,11 +34,13 @@ use format::engine::Change;
 use crate::data::{Data, DataSize, KnownUnits, Source, WantedUnits};
 use crate::entry_size::{delete_size, head_size, put_size, range_size, repeat_size};
 use crate::head::{DataId, Head, HeadContent};
-use crate::keys::{Key, Kind, Name, Shard, attributes_range, part_prefix_size, records_range};
+use crate::keys::{Key, Kind, Name, Shard, part_prefix_size};
 use crate::operation::{
     Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
-    OPERATION_RECORDS_MAX, OPERATION_VALUES_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
+    OPERATION_RECORDS_MAX, OPERATION_VALUES_MAX, ObjectChange, ObjectSteps, Operation, RANGES_MAX,
+    StepResult,
 };
+use crate::removed::RemovedFields;
 
 /// The most operations of one run.
 pub const RUN_OPERATIONS_MAX: u32 = 1024;
@@ -172,43 +176,15 @@ struct Object {
     /// A layer shares the data until it changes them.
     data: Arc<Data>,
     /// What is removed, before `fields`.
-    removed: BTreeSet<Removed>,
+    removed: RemovedFields,
     /// Fields that are set, or gone.
     fields: BTreeMap<Field, Option<Vec<u8>>>,
-    /// What `removed` and `fields` take in an entry, in bytes.
+    /// What `fields` take in an entry, in bytes.
     fields_size: usize,
     /// What all its changes take.
     size: RunSize,
     /// The operation that changed it last; `None`: none of this run.
     changed_by: Option<u32>,
-}
-
-/// Fields that are removed together.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Removed {
-    Attributes,
-    Records { from: Vec<u8>, before: Option<Vec<u8>> },
-}
-
-impl Removed {
-    fn has(&self, field: &Field) -> bool {
-        match (self, field) {
-            (Removed::Attributes, Field::Attribute(_)) => true,
-            (Removed::Records { from, before }, Field::Record(key)) => {
-                from <= key && before.as_ref().is_none_or(|before| key < before)
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns what it takes in an entry. `prefix_size`: what the keys of all fields have in common.
-    fn size(&self, prefix_size: usize) -> usize {
-        let (from_size, before_size) = match self {
-            Removed::Attributes => (0, 0),
-            Removed::Records { from, before } => (from.len(), before.as_ref().map_or(0, Vec::len)),
-        };
-        range_size(prefix_size + from_size, prefix_size + before_size)
-    }
 }
 
 impl Wants {
@@ -279,7 +255,7 @@ impl Object {
             modified: there.map_or(0, |head| head.modified),
             is_partial: there.is_some_and(|head| head.is_partial),
             data: Arc::new(there.map_or_else(Data::empty, |head| Data::of(&head.content))),
-            removed: BTreeSet::new(),
+            removed: RemovedFields::default(),
             fields: BTreeMap::new(),
             fields_size: 0,
             size: RunSize::default(),
@@ -289,17 +265,30 @@ impl Object {
 
     /// Returns a layer over the object.
     fn layer(&self) -> Object {
-        let (removed, fields) = (BTreeSet::new(), BTreeMap::new());
+        let (removed, fields) = (RemovedFields::default(), BTreeMap::new());
         Object { data: Arc::clone(&self.data), removed, fields, ..*self }
     }
 
     /// Makes the changes of a layer over the object. Requires: its sizes were computed.
     fn take_in(&mut self, layer: Object) {
-        layer.removed.into_iter().for_each(|removed| self.remove(removed));
+        layer.removed.take_from(&mut self.fields);
+        self.removed.extend(layer.removed);
         self.fields.extend(layer.fields);
         let removed = std::mem::take(&mut self.removed);
         let fields = std::mem::take(&mut self.fields);
         *self = Object { removed, fields, ..layer };
+    }
+
+    /// Returns what is removed with this layer over the object; `None`: below the layer is nothing.
+    fn removed_over(&self, below: Option<&Object>) -> Cow<'_, RemovedFields> {
+        match below {
+            Some(below) if !below.removed.is_empty() => {
+                let mut removed = below.removed.clone();
+                removed.extend(self.removed.clone());
+                Cow::Owned(removed)
+            }
+            _ => Cow::Borrowed(&self.removed),
+        }
     }
 
     /// Computes the sizes that the object has with this layer over it; `None`: below the layer is nothing.
@@ -309,27 +298,21 @@ impl Object {
             let key_size = prefix_size + field.key().len();
             value.as_ref().map_or(delete_size(key_size), |value| put_size(key_size, value.len()))
         };
-        let is_removed = |field: &Field| self.removed.iter().any(|removed| removed.has(field));
-        let is_new = |it: &&Removed| below.is_none_or(|below| !below.removed.contains(*it));
-        let removed = self.removed.iter().filter(is_new);
-        let mut size = removed.map(|removed| removed.size(prefix_size)).sum::<usize>();
-        size += self.fields.iter().map(field_size).sum::<usize>();
+        let mut size = self.fields.iter().map(field_size).sum::<usize>();
         if let Some(below) = below {
             size += below.fields_size;
             let replaced = self.fields.keys().filter_map(|field| below.fields.get_key_value(field));
-            let replaced = replaced.filter(|(field, _)| !is_removed(field));
+            let replaced = replaced.filter(|(field, _)| !self.removed.has(field));
             size -= replaced.map(field_size).sum::<usize>();
-            if !self.removed.is_empty() {
-                let gone = below.fields.iter().filter(|(field, _)| is_removed(field));
-                size -= gone.map(field_size).sum::<usize>();
-            }
+            size -= self.removed.found_in(&below.fields).map(field_size).sum::<usize>();
         }
+        let removed_size = self.removed_over(below).size(prefix_size);
         self.fields_size = size;
         let data_size = match self.stamp {
             Some(_) => self.data.size_in_head(),
             None => 0,
         };
-        self.size.records = head_size(name, data_size) + size;
+        self.size.records = head_size(name, data_size) + removed_size + size;
         if below.is_none_or(|below| !Arc::ptr_eq(&below.data, &self.data)) {
             let DataSize { written, here, lines } = self.data.size_in_entry(shape.block_size);
             self.size = RunSize { data: written, here, lines, ..self.size };
@@ -341,16 +324,17 @@ impl Object {
         if let Some(value) = self.fields.get(field) {
             return Some(value.as_ref());
         }
-        self.removed.iter().any(|removed| removed.has(field)).then_some(None)
+        self.removed.has(field).then_some(None)
     }
 
     fn data_mut(&mut self) -> &mut Data {
         Arc::make_mut(&mut self.data)
     }
 
-    fn remove(&mut self, removed: Removed) {
-        self.fields.retain(|field, _| !removed.has(field));
-        self.removed.insert(removed);
+    /// Removes fields. What was set before of them is gone, too.
+    fn remove(&mut self, removed: RemovedFields) {
+        removed.take_from(&mut self.fields);
+        self.removed.extend(removed);
     }
 
     /// Returns the object's changes of records, heads first. Requires: it was changed.
@@ -363,15 +347,7 @@ impl Object {
         let head = Head { version, modified: self.modified, is_partial: self.is_partial, content };
         let key = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
         let mut changes = vec![Change::Put { key, value: head.encode() }];
-        changes.extend(self.removed.iter().map(|removed| {
-            let (start, end) = match removed {
-                Removed::Attributes => attributes_range(shard, name),
-                Removed::Records { from, before } => {
-                    records_range(shard, name, from, before.as_deref())
-                }
-            };
-            Change::DeleteRange { start, end }
-        }));
+        changes.extend(self.removed.changes(shard, name));
         changes.extend(self.fields.iter().map(|(field, value)| {
             let key = Key { shard, kind: field.kind_of(name) }.encode();
             match value {
@@ -433,8 +409,8 @@ impl Run {
     }
 
     /// Prepares an operation on the effects of those before it. `now`: the time in milliseconds since 1970;
-    /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] accepts it; what
-    /// the store has of these objects does not change until the run leaves. A blind put asks for nothing: if
+    /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] and
+    /// [`Operation::check_ranges`] accept it; what the store has of these objects does not change until the run leaves. A blind put asks for nothing: if
     /// the PG has blocks under the hash of an object, the heads must have been handed over before.
     pub fn apply(
         &mut self,
@@ -443,6 +419,7 @@ impl Run {
         draw: &mut dyn FnMut() -> DataId,
     ) -> Result<Applied, Stop> {
         debug_assert_eq!(operation.check(), Ok(()));
+        debug_assert_eq!(operation.check_ranges(), Ok(()));
         let result = self.apply_known(operation, now, draw);
         let is_done = matches!(result, Ok(_) | Err(Stop::Refused(_)));
         if is_done && self.values_size > VALUES_KEPT_MAX {
@@ -632,12 +609,16 @@ impl Run {
             size += object.size;
         }
         check_together(&changed).map_err(Stop::Refused)?;
+        let has_many_ranges = |(name, object): &(&Name, Object)| {
+            object.removed_over(self.objects.get(*name)).count() > RANGES_MAX
+        };
         match size.check() {
             Err(why) if self.count == 0 => {
                 return Err(Stop::Refused(OperationRefusal::TooLarge { why }));
             }
             Err(_) => return Err(Stop::RunIsFull),
             Ok(()) if self.count == RUN_OPERATIONS_MAX => return Err(Stop::RunIsFull),
+            Ok(()) if changed.iter().any(has_many_ranges) => return Err(Stop::RunIsFull),
             Ok(()) => {}
         }
         self.size = size;
@@ -774,8 +755,7 @@ impl Changing<'_, '_> {
             ObjectChange::Remove => {
                 if is_there {
                     object.data_mut().clear();
-                    object.remove(Removed::Attributes);
-                    object.remove(Removed::Records { from: Vec::new(), before: None });
+                    object.remove(RemovedFields::all());
                     self.touch(object);
                     (object.stamp, object.is_partial) = (None, false);
                 }
@@ -797,7 +777,7 @@ impl Changing<'_, '_> {
                 object.fields.insert(field.clone(), None);
             }
             ObjectChange::RemoveRecords { from, before } => {
-                object.remove(Removed::Records { from: from.clone(), before: before.clone() });
+                object.remove(RemovedFields::records(from.clone(), before.clone()));
             }
             ObjectChange::Add(..) => unreachable!("it is made by the caller"),
         }

@@ -453,6 +453,37 @@ fn a_full_run_of_tiny_changes_fits_an_entry() {
 }
 
 #[test]
+fn a_run_that_would_remove_too_many_ranges_of_an_object_ends() {
+    let (mut store, mut run) = (Store::default(), Run::new(SHAPE));
+    let set = |key: u8| ObjectChange::Set(Field::Record(vec![key]), vec![1]);
+    let remove = |from: &[u8], before: &[u8]| {
+        let (from, before) = (from.to_vec(), Some(before.to_vec()));
+        one(b"a", vec![], vec![ObjectChange::RemoveRecords { from, before }])
+    };
+    let sets = (0..40).map(set).collect();
+    assert_eq!(store.prepare(&mut run, &one(b"a", vec![], sets)).unwrap().index, Some(0));
+    for at in 0..16 {
+        let range = remove(&[2 * at], &[2 * at + 1]);
+        assert!(store.prepare(&mut run, &range).is_ok(), "{at}");
+    }
+    assert_eq!(store.prepare(&mut run, &remove(&[32], &[33])), Err(Stop::RunIsFull));
+    // One inside another one, and one that begins where another one ends, are no further ones.
+    assert!(store.prepare(&mut run, &remove(&[2, 0], &[2, 1])).is_ok());
+    assert!(store.prepare(&mut run, &remove(&[31], &[31, 9])).is_ok());
+    let other = one(b"b", vec![], vec![set(1), ObjectChange::Remove]);
+    assert!(store.prepare(&mut run, &other).is_ok(), "of another object");
+    let prepared = run.clone().finish(version(1));
+    let is_range = |change: &&Change| matches!(change, Change::DeleteRange { .. });
+    assert_eq!(prepared.records.iter().filter(is_range).count(), 16 + 2);
+    // A range that has others takes their place.
+    assert!(store.prepare(&mut run, &remove(&[3], &[33])).is_ok());
+    assert!(store.prepare(&mut run, &remove(&[34], &[35])).is_ok());
+    store.apply(run.finish(version(1)));
+    let left: Vec<u8> = store.objects()[&name(b"a")].1.records.keys().map(|key| key[0]).collect();
+    assert_eq!(left, [&[1, 33][..], &[35, 36, 37, 38, 39]].concat());
+}
+
+#[test]
 fn the_largest_object_can_be_changed_in_all_of_its_blocks() {
     let mut store = Store::default();
     let mut at = 0;

@@ -255,8 +255,13 @@ impl Pg {
                 turn.left.pop_front();
                 continue;
             }
-            if !has_room {
-                turn.done.push(done(Err(Refused::ByStore(Refusal::Full))));
+            // An older version may have executed it: then it was answered by its repeat.
+            let refusal = match operation.check_ranges() {
+                Err(why) => Some(Refusal::Invalid { why }),
+                Ok(()) => (!has_room).then_some(Refusal::Full),
+            };
+            if let Some(refusal) = refusal {
+                turn.done.push(done(Err(Refused::ByStore(refusal))));
                 mutations.remove(&number);
                 turn.left.pop_front();
                 continue;

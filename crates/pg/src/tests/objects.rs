@@ -560,6 +560,31 @@ fn what_is_sent_again_is_answered_and_not_executed() {
 }
 
 #[test]
+fn too_many_ranges_are_invalid_unless_an_older_version_has_executed_them() {
+    let range = |at| ObjectChange::RemoveRecords { from: vec![at], before: Some(vec![at, 0]) };
+    let of = |count| one(b"a", vec![], (0..count).map(range).collect());
+    let mut world = World::active(2);
+    world.begin(Kind::Mutate(add(b"a")));
+    let first = world.begin(Kind::Mutate(of(16)));
+    let many = world.begin(Kind::Mutate(of(17)));
+    world.end_all();
+    let Err(Refusal::Invalid { why }) = world.outcome(many) else { panic!("it is invalid") };
+    assert!(why.contains("16 ranges"), "{why}");
+    let version = version_of(world.outcome(first));
+    // As if it had had one range more when it was executed.
+    world.ops[first].kind = Kind::Mutate(of(17));
+    world.lose_answer(first);
+    world.send_again();
+    world.end_all();
+    assert_eq!(version_of(world.outcome(world.ops.len() - 1)), version);
+    world.lose_answer(many);
+    world.send_again();
+    world.end_all();
+    let outcome = world.outcome(world.ops.len() - 1);
+    assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{outcome:?}");
+}
+
+#[test]
 fn repeats_are_deleted_when_their_answers_have_come() {
     let mut world = World::active(2);
     for _ in 0..200 {
