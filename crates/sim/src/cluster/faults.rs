@@ -81,7 +81,7 @@ impl World {
             return self.schedule(Duration::from_millis(50), Item::CutOffClient);
         };
         self.faults.cut_off = Some(CutOff { client, volume });
-        let span = if self.chaos.chance(Chance::percent(50)) {
+        let span = if self.chaos.chance(Chance::percent(30)) {
             self.fault("client stopped");
             let span = Duration::from_millis(self.chaos.range(14_000..22_000));
             self.freeze(process, span);
