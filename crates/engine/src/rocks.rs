@@ -21,6 +21,7 @@
 mod directory;
 mod options;
 mod queue;
+mod range_deletion;
 mod read;
 mod read_only;
 mod space;
@@ -58,6 +59,9 @@ const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const MEMTABLE_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How often such a flush is requested again.
 const FLUSH_REPEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A family is flushed when so many range deletions lie in its memtable: each read after a new one sorts all.
+const RANGE_COUNT_MAX: u64 = 1000;
 
 /// An open engine.
 pub struct Rocks {
@@ -105,6 +109,8 @@ struct Family {
     /// way.
     unflushed_size: AtomicU64,
     flushing_size: AtomicU64,
+    /// How many range deletions were written since the last flush began.
+    unflushed_range_count: AtomicU64,
 }
 
 /// How far a family is.
@@ -161,6 +167,7 @@ impl Family {
             progress: Mutex::new(progress),
             unflushed_size: AtomicU64::new(0),
             flushing_size: AtomicU64::new(0),
+            unflushed_range_count: AtomicU64::new(0),
         })
     }
 
@@ -442,11 +449,13 @@ impl Shared {
         let column_family = self.column_family(&family)?;
         let lsn = family.progress().on_flush_begins();
         let size = family.unflushed_size.swap(0, Ordering::AcqRel);
+        let range_count = family.unflushed_range_count.swap(0, Ordering::AcqRel);
         family.flushing_size.store(size, Ordering::Release);
         let flushed = self.flush_memtables(&family, &column_family);
         family.flushing_size.store(0, Ordering::Release);
         if let Err(error) = flushed {
             family.unflushed_size.fetch_add(size, Ordering::AcqRel);
+            family.unflushed_range_count.fetch_add(range_count, Ordering::AcqRel);
             return Err(error);
         }
         // The lock holds up the removal of the family: nobody takes this event for one of its successor.
@@ -510,19 +519,23 @@ impl Shared {
         self.database.write_opt(Default::default(), &options::write_options())
     }
 
-    /// Begins a flush of the family with most unflushed bytes, if all together have too many.
-    fn flush_if_large(&self) {
-        let families = self.families();
-        let sizes = families.iter().map(|family| family.unflushed_size.load(Ordering::Acquire));
-        if sizes.sum::<u64>() < self.settings.write_buffer_size
-            || self.is_flush_queued.swap(true, Ordering::AcqRel)
-        {
-            return;
+    /// Begins a flush of the family that needs it most, if all together have too many unflushed bytes, or that
+    /// family too many range deletions.
+    fn flush_if_due(&self) {
+        let size_max = self.settings.write_buffer_size.max(1);
+        let (mut total, mut neediest) = (0, None);
+        for family in self.families() {
+            let size = family.unflushed_size.load(Ordering::Acquire);
+            let range_count = family.unflushed_range_count.load(Ordering::Acquire);
+            total += size;
+            let need = size.saturating_mul(RANGE_COUNT_MAX) / size_max + range_count;
+            neediest = neediest.max(Some((need, family.id)));
         }
-        let largest =
-            families.iter().max_by_key(|family| family.unflushed_size.load(Ordering::Acquire));
-        let largest = largest.expect("some family has unflushed bytes").id;
-        self.flushes.push(FlushRequest { op: None, family: largest });
+        let Some((need, family)) = neediest else { return };
+        let is_due = total >= size_max || need >= RANGE_COUNT_MAX;
+        if is_due && !self.is_flush_queued.swap(true, Ordering::AcqRel) {
+            self.flushes.push(FlushRequest { op: None, family });
+        }
     }
 
     /// Asks RocksDB whether its own work failed.

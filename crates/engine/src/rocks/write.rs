@@ -7,15 +7,17 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, WriteBatch};
 
+use super::range_deletion::GroupPuts;
 use super::{Family, LSN_KEY, Shared, directory, options};
 use crate::inflight::Lane;
 use format::engine::{
-    Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, OpenError,
+    BATCH_SIZE_MAX, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp,
+    FamilyFound, OpenError,
 };
 
 /// RocksDB's name for the count of files at the first level.
@@ -31,6 +33,9 @@ const WAIT_BY_FILE: Duration = Duration::from_millis(3);
 const WAIT_MAX: Duration = Duration::from_millis(500);
 /// What a record takes in a memtable, besides its key and its value.
 const RECORD_OVERHEAD: usize = 64;
+/// When a group has searched for the keys of its range deletions for so long, it writes the others as they are;
+/// likewise when it has as much of a family as a batch can have.
+const SEARCH_TIME_MAX: Duration = Duration::from_millis(100);
 
 pub(super) fn run(shared: &Shared) {
     let mut writer = Writer { shared, failed: BTreeMap::new() };
@@ -83,7 +88,9 @@ enum Fate {
 struct Group<'a> {
     batch: WriteBatch,
     size: usize,
-    /// Of each family, the handle, the bytes written, and the last lsn.
+    /// What the search for the keys of range deletions took.
+    search_time: Duration,
+    /// What it has of each family.
     families: BTreeMap<PoolId, Part<'a>>,
     writes: Vec<(EngineOp, PoolId, Lsn, Fate)>,
 }
@@ -91,9 +98,36 @@ struct Group<'a> {
 struct Part<'a> {
     family: Arc<Family>,
     column_family: Arc<BoundColumnFamily<'a>>,
+    puts: GroupPuts,
+    /// The bytes written, and how many range deletions are among them.
     size: usize,
+    range_count: u64,
     first: Option<Lsn>,
     last: Lsn,
+}
+
+impl<'a> Part<'a> {
+    fn new(family: Arc<Family>, column_family: Arc<BoundColumnFamily<'a>>) -> Part<'a> {
+        let last = family.applied();
+        let puts = GroupPuts::default();
+        Part { family, column_family, puts, size: 0, range_count: 0, first: None, last }
+    }
+
+    /// Adds a change to the write of the group.
+    fn add(&mut self, change: Change, batch: &mut WriteBatch) {
+        self.size += change.size() + RECORD_OVERHEAD;
+        match change {
+            Change::Put { key, value } => {
+                batch.put_cf(&self.column_family, &key, value);
+                self.puts.add(key);
+            }
+            Change::Delete { key } => batch.delete_cf(&self.column_family, key),
+            Change::DeleteRange { start, end } => {
+                batch.delete_range_cf(&self.column_family, start, end);
+                self.range_count += 1;
+            }
+        }
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -103,7 +137,7 @@ impl<'a> Writer<'a> {
         while group.size < GROUP_SIZE {
             match requests.pop_front() {
                 Some(EngineEffect::Write { op, family, lsn, changes }) => {
-                    let fate = match self.join(&mut group, family, lsn, &changes) {
+                    let fate = match self.join(&mut group, family, lsn, changes) {
                         Ok(fate) => fate,
                         Err(error) => Fate::Ended(Err(error)),
                     };
@@ -126,7 +160,7 @@ impl<'a> Writer<'a> {
         group: &mut Group<'a>,
         id: PoolId,
         lsn: Lsn,
-        changes: &[Change],
+        changes: Vec<Change>,
     ) -> Result<Fate, EngineError> {
         self.shared.usable()?;
         let part = match group.families.entry(id) {
@@ -134,8 +168,7 @@ impl<'a> Writer<'a> {
             Entry::Vacant(entry) => {
                 let family = self.shared.family(id)?;
                 let column_family = self.shared.column_family(&family)?;
-                let last = family.applied();
-                entry.insert(Part { family, column_family, size: 0, first: None, last })
+                entry.insert(Part::new(family, column_family))
             }
         };
         if lsn <= part.last {
@@ -144,20 +177,32 @@ impl<'a> Writer<'a> {
         if self.failed.get(&id).is_some_and(|failed| *failed < lsn) {
             return Err(EngineError::Full);
         }
+        let size_before = part.size;
+        part.size += RECORD_OVERHEAD;
         for change in changes {
-            match change {
-                Change::Put { key, value } => group.batch.put_cf(&part.column_family, key, value),
-                Change::Delete { key } => group.batch.delete_cf(&part.column_family, key),
-                Change::DeleteRange { start, end } => {
-                    group.batch.delete_range_cf(&part.column_family, start, end);
+            let keys = match &change {
+                Change::DeleteRange { start, end }
+                    if group.search_time < SEARCH_TIME_MAX && part.size < BATCH_SIZE_MAX =>
+                {
+                    let begun = Instant::now();
+                    let database = &self.shared.database;
+                    let keys = part.puts.keys_in_range(database, &part.column_family, start, end);
+                    group.search_time += begun.elapsed();
+                    keys
                 }
+                _ => None,
+            };
+            match keys {
+                Some(keys) => {
+                    let deletions = keys.into_iter().map(|key| Change::Delete { key });
+                    deletions.for_each(|deletion| part.add(deletion, &mut group.batch));
+                }
+                None => part.add(change, &mut group.batch),
             }
         }
-        let size: usize = changes.iter().map(|change| change.size() + RECORD_OVERHEAD).sum();
-        part.size += size + RECORD_OVERHEAD;
+        group.size += part.size - size_before;
         part.first.get_or_insert(lsn);
         part.last = lsn;
-        group.size += size;
         Ok(Fate::Joined)
     }
 
@@ -177,6 +222,7 @@ impl<'a> Writer<'a> {
             for part in group.families.values() {
                 let Some(first) = part.first else { continue };
                 part.family.unflushed_size.fetch_add(part.size as u64, Ordering::AcqRel);
+                part.family.unflushed_range_count.fetch_add(part.range_count, Ordering::AcqRel);
                 part.family.progress().on_written(first, part.last);
             }
         }
@@ -200,7 +246,7 @@ impl<'a> Writer<'a> {
             told.push((Some(Lane::Write), EngineEvent::Done { op, result }));
         }
         self.shared.tell_all(told);
-        self.shared.flush_if_large();
+        self.shared.flush_if_due();
     }
 
     /// Slows the writes of families that compactions do not keep up with. RocksDB would do so, but it lets
@@ -279,6 +325,11 @@ impl<'a> Writer<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use format::engine::{Answer, Identity, Query};
+
+    use super::super::{Rocks, Settings};
     use super::*;
 
     #[test]
@@ -288,5 +339,143 @@ mod tests {
         assert_eq!(wait_of(FIRST_FILES_FREE + 1), WAIT_BY_FILE);
         assert_eq!(wait_of(FIRST_FILES_FREE + 20), WAIT_BY_FILE * 20);
         assert_eq!(wait_of(u64::MAX), WAIT_BY_FILE * options::FIRST_FILES_STOP);
+    }
+
+    /// A directory that goes when the test ends.
+    struct Directory(PathBuf);
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// An engine with an empty family, to which groups are written on the test's thread.
+    struct Bench {
+        engine: Rocks,
+        lsn: u64,
+        _directory: Directory,
+    }
+
+    impl Bench {
+        fn new(test: &str) -> Bench {
+            let name = format!("ashlar-engine-write-{}-{test}", std::process::id());
+            let directory = Directory(std::env::temp_dir().join(name));
+            let identity = Identity { engine: 1, store: 2 };
+            let settings = Settings { low_space_min: 0, ..Settings::default() };
+            Rocks::create(&directory.0, identity).expect("a new directory");
+            let opened = Rocks::open(&directory.0, identity, settings, || {});
+            let (engine, _) = opened.expect("it was created");
+            let mut bench = Bench { engine, lsn: 0, _directory: directory };
+            let (op, compression) = (EngineOp(0), Compression::None);
+            bench.turn([EngineEffect::Create { op, family: PoolId::FIRST, compression }]);
+            bench
+        }
+
+        fn turn(&mut self, requests: impl IntoIterator<Item = EngineEffect>) {
+            let mut requests: VecDeque<EngineEffect> = requests.into_iter().collect();
+            let shared = &self.engine.shared;
+            Writer { shared, failed: BTreeMap::new() }.turn(&mut requests);
+            assert!(requests.is_empty(), "it was more than one group");
+        }
+
+        /// Writes batches in one group.
+        fn group(&mut self, batches: impl IntoIterator<Item = Vec<Change>>) {
+            let mut requests = Vec::new();
+            for changes in batches {
+                self.lsn += 1;
+                let (op, family, lsn) = (EngineOp(self.lsn), PoolId::FIRST, Lsn::new(self.lsn));
+                requests.push(EngineEffect::Write { op, family, lsn, changes });
+            }
+            self.turn(requests);
+        }
+
+        /// Returns how many records there are.
+        fn count(&self) -> usize {
+            let (start, count_max) = (Vec::new(), usize::MAX);
+            let scan = Query::Scan { start, end: None, count_max, size_max: usize::MAX };
+            match self.engine.shared.read(EngineOp(0), PoolId::FIRST, &[scan], false) {
+                EngineEvent::Read { result: Ok(answers), .. } => match answers.as_slice() {
+                    [Answer::Records { records, more: false }] => records.count(),
+                    answers => unreachable!("{answers:?}"),
+                },
+                event => unreachable!("{event:?}"),
+            }
+        }
+
+        /// Returns how many range deletions RocksDB has got.
+        fn range_count(&self) -> u64 {
+            let family = self.engine.shared.family(PoolId::FIRST).expect("it was created");
+            family.unflushed_range_count.load(Ordering::Acquire)
+        }
+    }
+
+    fn key(number: u32) -> Vec<u8> {
+        format!("{number:05}").into_bytes()
+    }
+
+    fn put(number: u32) -> Change {
+        Change::Put { key: key(number), value: b"x".to_vec() }
+    }
+
+    fn delete(number: u32) -> Change {
+        Change::Delete { key: key(number) }
+    }
+
+    fn delete_range(start: u32, end: u32) -> Change {
+        Change::DeleteRange { start: key(start), end: key(end) }
+    }
+
+    #[test]
+    fn a_range_of_few_keys_is_deleted_key_by_key() {
+        let mut bench = Bench::new("few");
+        bench.group([(0..66).map(put).collect()]);
+        bench.group([vec![delete_range(100, 200)], vec![delete_range(1, 65)]]);
+        assert_eq!((bench.count(), bench.range_count()), (2, 0));
+        bench.group([(100..165).map(put).collect()]);
+        bench.group([vec![delete_range(100, 165)]]);
+        assert_eq!((bench.count(), bench.range_count()), (2, 1));
+    }
+
+    /// No iterator sees what a group has put before the range deletion.
+    #[test]
+    fn a_range_deletion_deletes_what_its_group_has_put_before() {
+        let mut bench = Bench::new("group");
+        bench.group([vec![put(2), put(3)]]);
+        bench.group([
+            vec![put(1), put(4), delete_range(4, 5), put(9)],
+            vec![delete(3), put(5)],
+            vec![delete_range(1, 6), put(6)],
+            vec![put(2), delete_range(2, 3)],
+        ]);
+        assert_eq!((bench.count(), bench.range_count()), (2, 0));
+        // 40 of RocksDB and 40 of the group are too many, but not if some are the same.
+        bench.group([(100..140).map(put).collect()]);
+        bench.group([(140..180).map(put).collect(), vec![delete_range(100, 180)]]);
+        assert_eq!((bench.count(), bench.range_count()), (2, 1));
+        bench.group([(200..260).map(put).collect()]);
+        bench.group([(200..230).map(put).collect(), vec![delete_range(200, 300)]]);
+        assert_eq!((bench.count(), bench.range_count()), (2, 1));
+    }
+
+    #[test]
+    fn behind_many_deleted_keys_a_range_is_deleted_as_a_range() {
+        let mut bench = Bench::new("skipped");
+        bench.group([(0..1500).map(put).collect(), (0..1499).map(delete).collect()]);
+        assert_eq!(bench.count(), 1);
+        bench.group([vec![delete_range(0, 1500)]]);
+        assert_eq!((bench.count(), bench.range_count()), (0, 1));
+        // What lies behind its end is not looked at.
+        bench.group([vec![put(0), delete_range(0, 1)], vec![delete_range(0, 1)]]);
+        assert_eq!((bench.count(), bench.range_count()), (0, 1));
+    }
+
+    /// The search is bounded: what a range deletion has deleted may count again.
+    #[test]
+    fn a_range_is_deleted_again_as_a_range() {
+        let mut bench = Bench::new("again");
+        bench.group([(0..65).map(put).collect()]);
+        bench.group([vec![delete_range(0, 65)], vec![put(7)], vec![delete_range(0, 65)]]);
+        assert_eq!((bench.count(), bench.range_count()), (0, 2));
     }
 }
