@@ -1,9 +1,13 @@
 //! The rules of `docs/internals/engine.md`, one test for each, run against both engines.
 
-use engine::{Answer, Compression, EngineError, EngineEvent, EngineOp, Query};
+use std::collections::BTreeMap;
 
+use engine::{Answer, Change, Compression, EngineError, EngineEvent, EngineOp, Query};
+
+use crate::model::{self, Written};
 use crate::subject::{
-    Client, Engine, RealEngine, TwinEngine, delete, delete_range, get, large_value, pool, put, scan,
+    Client, Engine, Random, RealEngine, TwinEngine, delete, delete_range, get, large_value, pool,
+    put, scan,
 };
 
 /// Makes each function a test of both engines.
@@ -22,6 +26,8 @@ conformance! {
     families_are_created_and_removed
     a_removed_family_comes_back_empty
     changes_of_a_batch_take_effect_in_order
+    a_range_deletion_deletes_what_waits_to_be_written_before_it
+    random_groups_leave_what_a_sorted_map_has
     a_batch_at_or_below_the_lsn_is_skipped
     writes_end_in_the_order_of_their_requests
     a_scan_stops_at_its_limits_and_says_whether_there_is_more
@@ -113,6 +119,84 @@ fn changes_of_a_batch_take_effect_in_order<E: Engine>() {
     assert_eq!(found, expected);
     assert_eq!(client.get(1, "e"), Ok(Some(Vec::new())));
     assert_eq!(client.get(1, "cc"), Ok(None));
+}
+
+/// Batches that wait are written together: RocksDB does not show the earlier ones yet.
+fn a_range_deletion_deletes_what_waits_to_be_written_before_it<E: Engine>() {
+    let mut client = with_family::<E>();
+    let mut ops = Vec::new();
+    for round in 0..60u64 {
+        let name = |field: &str| format!("object{round:02}/{field}");
+        let lsn = 3 * round;
+        ops.push(client.begin_write(1, lsn + 1, vec![put(name("a"), "1"), put(name("c"), "1")]));
+        let range = delete_range(name(""), name("b"));
+        ops.push(client.begin_write(1, lsn + 2, vec![put(name("b"), "1"), range]));
+        let again = vec![delete_range(name(""), name("c")), put(name("a"), "2")];
+        ops.push(client.begin_write(1, lsn + 3, again));
+    }
+    for op in ops {
+        client.wait_done(op).expect("written");
+    }
+    let of_round = |round| [(round, "a", "2"), (round, "c", "1")];
+    let expected = (0..60).flat_map(of_round).map(|(round, field, value)| {
+        (format!("object{round:02}/{field}").into_bytes(), value.as_bytes().to_vec())
+    });
+    assert!(client.all(1).into_iter().eq(expected));
+}
+
+/// A batch of puts, deletions, and deletions of ranges: narrow ones, ones with about as many keys as are deleted
+/// one by one, and wide ones.
+fn random_batch(random: &mut Random) -> Vec<Change> {
+    let key = |number: u64| format!("{number:03}");
+    let count = if random.below(8) == 0 { 100 } else { random.below(6) };
+    let mut changes = Vec::new();
+    for _ in 0..count {
+        let at = random.below(300);
+        changes.push(match random.below(8) {
+            0..5 => put(key(at), vec![at as u8; random.below(100) as usize]),
+            5 => delete(key(at)),
+            _ => {
+                let width = [4, 100, 300][random.below(3) as usize];
+                delete_range(key(at), key(at + 1 + random.below(width)))
+            }
+        });
+    }
+    changes
+}
+
+fn random_groups_leave_what_a_sorted_map_has<E: Engine>() {
+    for seed in 1..=6 {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let mut client = Client::<E>::create();
+        let mut written: BTreeMap<u32, Written> = BTreeMap::new();
+        for family in 1..=2 {
+            client.create_family(family, Compression::Lz4).expect("new");
+            written.insert(family, Written::default());
+        }
+        let mut lsn = 0;
+        for _ in 0..60 {
+            let mut ops = Vec::new();
+            for _ in 0..1 + random.below(30) {
+                lsn += 1;
+                let family = 1 + random.below(2) as u32;
+                let changes = random_batch(&mut random);
+                ops.push(client.begin_write(family, lsn, changes.clone()));
+                written.get_mut(&family).expect("it is there").batches.push((lsn, changes));
+            }
+            for op in ops {
+                client.wait_done(op).expect("written");
+            }
+            match random.below(10) {
+                0 => client.flush(1).expect("flushed"),
+                1 => client = model::crash(client, &mut written),
+                _ => {}
+            }
+            for (family, written) in &written {
+                assert!(client.all(*family).into_iter().eq(written.model()), "family {family}");
+            }
+        }
+    }
 }
 
 fn a_batch_at_or_below_the_lsn_is_skipped<E: Engine>() {
@@ -530,6 +614,20 @@ fn statistics_describe_each_family<E: Engine>() {
     assert!(second.disk_size >= 100_000, "{second:?}");
     assert!((50..=200).contains(&second.record_count_estimate), "{second:?}");
     assert_eq!(statistics.background_error_count, 0);
+}
+
+/// Each read after a range deletion costs what those in memory cost together. The twin has no such thing.
+#[test]
+fn many_range_deletions_are_flushed() {
+    let mut client = with_family::<RealEngine>();
+    let key = |number: u32| format!("{number:03}");
+    client.write(1, 10, (0..100).map(|number| put(key(number), "1")).collect()).expect("written");
+    client.write(1, 20, vec![delete_range(key(0), key(100)); 1000]).expect("written");
+    match client.wait_for(|event| matches!(event, EngineEvent::Flushed { .. })) {
+        EngineEvent::Flushed { lsn, .. } => assert_eq!(lsn.get(), 20),
+        event => unreachable!("{event:?}"),
+    }
+    assert_eq!(client.all(1), []);
 }
 
 fn large_values_are_read_back<E: Engine>() {

@@ -1,4 +1,4 @@
-//! Properties: after any requests and crashes an engine has what a sorted map has.
+//! Properties: after any requests and crashes an engine has what a sorted map has. And the model for them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::subject::{Client, Engine, RealEngine, TwinEngine, delete, delete_range, put, scan};
 
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const FAMILIES: [u32; 2] = [1, 2];
 
@@ -57,7 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn apply(model: &mut Model, changes: &[Change]) {
+pub fn apply(model: &mut Model, changes: &[Change]) {
     for change in changes {
         match change {
             Change::Put { key, value } => {
@@ -75,17 +75,58 @@ fn apply(model: &mut Model, changes: &[Change]) {
 
 /// What a family was given, and what of it must survive.
 #[derive(Default)]
-struct Written {
-    batches: Vec<(u64, Vec<Change>)>,
+pub struct Written {
+    pub batches: Vec<(u64, Vec<Change>)>,
     flushed: u64,
 }
 
 impl Written {
-    fn model(&self) -> Model {
+    /// Returns what the family has after the batches up to a lsn.
+    fn model_upto(&self, lsn: u64) -> Model {
         let mut model = Model::new();
-        self.batches.iter().for_each(|(_, changes)| apply(&mut model, changes));
+        let batches = self.batches.iter().take_while(|(of, _)| *of <= lsn);
+        batches.for_each(|(_, changes)| apply(&mut model, changes));
         model
     }
+
+    pub fn model(&self) -> Model {
+        self.model_upto(u64::MAX)
+    }
+
+    fn note_flushed<E: Engine>(&mut self, client: &mut Client<E>, family: u32) {
+        self.flushed = client.take_flushed(family).unwrap_or(0).max(self.flushed);
+    }
+}
+
+/// The process dies and the engine is opened again: it has a prefix of each family's batches. It gets the rest
+/// anew, from before what is there.
+pub fn crash<E: Engine>(mut client: Client<E>, written: &mut BTreeMap<u32, Written>) -> Client<E> {
+    for (family, written) in written.iter_mut() {
+        written.note_flushed(&mut client, *family);
+    }
+    let (mut client, found) = client.crash();
+    for found in found {
+        let family = found.family.get();
+        let written = written.get_mut(&family).expect("a family");
+        let kept = found.lsn.get();
+        assert!(kept >= written.flushed, "a flushed batch is gone");
+        assert!(kept == 0 || written.batches.iter().any(|(lsn, _)| *lsn == kept));
+        written.flushed = kept;
+        assert!(client.all(family).into_iter().eq(written.model_upto(kept)), "after a crash");
+        let from = written.batches.len().saturating_sub(20);
+        let first_lost = written.batches.iter().position(|(lsn, _)| *lsn > kept);
+        let from = first_lost.unwrap_or(from).min(from);
+        for some in written.batches[from..].chunks(100) {
+            let begin = |(lsn, changes): &(u64, Vec<Change>)| {
+                client.begin_write(family, *lsn, changes.clone())
+            };
+            let ops: Vec<_> = some.iter().map(begin).collect();
+            for op in ops {
+                client.wait_done(op).expect("written");
+            }
+        }
+    }
+    client
 }
 
 fn run<E: Engine>(steps: Vec<Step>) {
@@ -108,7 +149,7 @@ fn run<E: Engine>(steps: Vec<Step>) {
                 client.flush(family).expect("flushed");
                 let written = written.get_mut(&family).expect("a family");
                 let last = written.batches.last().map_or(0, |(lsn, _)| *lsn);
-                written.flushed = client.take_flushed(family).unwrap_or(0).max(written.flushed);
+                written.note_flushed(&mut client, family);
                 assert_eq!(written.flushed, last, "a flush covers all that had ended");
             }
             Step::Scan { family, start, end, count_max, size_max } => {
@@ -133,34 +174,7 @@ fn run<E: Engine>(steps: Vec<Step>) {
                 assert!(!more || is_full, "it stopped before its limits");
             }
             Step::Crash => {
-                for (family, written) in &mut written {
-                    written.flushed =
-                        client.take_flushed(*family).unwrap_or(0).max(written.flushed);
-                }
-                let (after, found) = client.crash();
-                client = after;
-                for found in found {
-                    let family = found.family.get();
-                    let written = written.get_mut(&family).expect("a family");
-                    let kept = found.lsn.get();
-                    assert!(kept >= written.flushed, "a flushed batch is gone");
-                    assert!(kept == 0 || written.batches.iter().any(|(lsn, _)| *lsn == kept));
-                    written.flushed = kept;
-                    let model = {
-                        let mut known = Written::default();
-                        let batches = written.batches.iter();
-                        known.batches.extend(batches.filter(|(lsn, _)| *lsn <= kept).cloned());
-                        known.model()
-                    };
-                    assert!(client.all(family).into_iter().eq(model), "after a crash");
-                    // Replay, from before what is there.
-                    let from = written.batches.len().saturating_sub(20);
-                    let first_lost = written.batches.iter().position(|(lsn, _)| *lsn > kept);
-                    let from = first_lost.unwrap_or(from).min(from);
-                    for (lsn, changes) in &written.batches[from..] {
-                        client.write(family, *lsn, changes.clone()).expect("written");
-                    }
-                }
+                client = crash(client, &mut written);
             }
         }
     }
