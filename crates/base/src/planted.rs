@@ -94,6 +94,9 @@ pub enum Bug {
     HalfCopiedObjectServed,
     /// PG: batches pass the gate while what they change is read for a learner's page.
     PageOvertakesMutation,
+    /// PG: pages of a learner that had nothing when it was first filled bring no deletions of ranges, although it
+    /// was cut off meanwhile, and missed batches.
+    PageWithoutRangesAfterBreak,
     /// PG: a batch of objects has a log record in the first shard that it touches, and in no other.
     LogRecordMissing,
     /// PG: logs of objects are cut, and do not say so.

@@ -51,6 +51,8 @@ pub struct Fill {
     /// The newest version that was given before the learner got batches.
     admitted_at: Version,
     shard: Shard,
+    /// Whether a page of this filling has emptied the shard at the learner: what is there came by batches since.
+    is_emptied: bool,
     stage: Stage,
     /// The walk through the log, if it is not listed, before it begins.
     catch_up: Option<CatchUp>,
@@ -119,6 +121,7 @@ impl Fill {
         Fill {
             admitted_at,
             shard,
+            is_emptied: false,
             stage: Stage::Awaits,
             catch_up,
             incomplete: BTreeSet::new(),
@@ -179,7 +182,7 @@ impl Fill {
                 Stage::Log(_) => return Step::Lists,
                 Stage::Awaits if threshold == Version::ZERO => Stage::Clears,
                 Stage::Clears => {
-                    self.stage = Stage::Incomplete(List::behind(None));
+                    (self.stage, self.is_emptied) = (Stage::Incomplete(List::behind(None)), true);
                     return Step::Page(What::Nothing(shard));
                 }
                 Stage::Awaits => Stage::Incomplete(List::behind(None)),
@@ -386,6 +389,17 @@ impl Pg {
             Some(cursor) if end <= cursor => filling.since,
             _ => filling.complete,
         }
+    }
+
+    /// Whether nothing is at the learner, of the shard that is copied, but what came by batches since a page
+    /// emptied it.
+    pub(super) fn has_only_batches(&self, learner: usize) -> bool {
+        let filler = self.lead.as_ref().and_then(|lead| lead.peers[learner].filler.as_ref());
+        let begun_empty =
+            || filler.is_some_and(|filler| filler.filling().complete == Version::ZERO);
+        // Who was cut off behind the shard has missed batches of it.
+        self.objects.fills[&learner].is_emptied
+            || planted::on(Bug::PageWithoutRangesAfterBreak) && begun_empty()
     }
 
     /// Returns the last key that a block of the shard can have.
@@ -609,6 +623,7 @@ impl Pg {
         };
         let fill = self.objects.fills.get_mut(&learner).expect("the learner is filled");
         fill.stage = fill_stage;
+        fill.is_emptied = false;
         if shard < last {
             fill.shard = next;
         }

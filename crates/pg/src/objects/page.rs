@@ -187,15 +187,21 @@ impl Pg {
     ) {
         let shard_count = self.pool_shape().shard_count;
         let size_max = self.shape.limits.page_size_max;
-        let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
+        if !self.objects.fills.contains_key(&learner) {
+            return;
+        }
+        let with_ranges = !self.has_only_batches(learner);
+        let fill = self.objects.fills.get_mut(&learner).expect("it was just found");
         // The filling may have been given up meanwhile.
         let Some(hand) = fill.hand.as_ref() else { return };
         let Ok(Answer::Records { answers, .. }) = result else {
             return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
         };
         let made = match &hand.what {
-            What::Objects(names) => objects_page(names, answers, shard_count, size_max),
-            What::Part(long) => long.page(answers, shard_count, size_max),
+            What::Objects(names) => {
+                objects_page(names, answers, with_ranges, shard_count, size_max)
+            }
+            What::Part(long) => long.page(answers, with_ranges, shard_count, size_max),
             What::Keys(keys) => keys_page(keys, answers, shard_count, size_max),
             What::Range(start, end) => range_page((start, end), answers, shard_count, size_max),
             What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
@@ -314,8 +320,15 @@ fn records(answer: Option<Found>) -> (Records, bool) {
     }
 }
 
-/// Makes the page of whole objects: of as many as fit.
-fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
+/// Makes the page of whole objects: of as many as fit. `with_ranges`: the learner may have more of them than
+/// there is here.
+fn objects_page(
+    names: &[Name],
+    answers: Vec<Found>,
+    with_ranges: bool,
+    shard_count: u32,
+    size_max: usize,
+) -> Made {
     let mut answers = answers.into_iter();
     let (mut changes, mut size) = (Vec::new(), 0);
     for (at, name) in names.iter().enumerate() {
@@ -324,7 +337,7 @@ fn objects_page(names: &[Name], answers: Vec<Found>, shard_count: u32, size_max:
         let mut is_cut = false;
         for (start, end) in [attributes, fields] {
             let (found, more) = records(answers.next());
-            of_this.push(Change::DeleteRange { start, end });
+            of_this.extend(with_ranges.then_some(Change::DeleteRange { start, end }));
             of_this.extend(found.iter().map(put));
             is_cut |= more;
         }
@@ -427,8 +440,15 @@ impl Long {
         }
     }
 
-    /// Makes the next page. It has one record at least, if there is one.
-    fn page(&self, answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
+    /// Makes the next page. It has one record at least, if there is one. `with_ranges`: the learner may have
+    /// more than there is here.
+    fn page(
+        &self,
+        answers: Vec<Found>,
+        with_ranges: bool,
+        shard_count: u32,
+        size_max: usize,
+    ) -> Made {
         let (key, attributes, fields) = ranges_of(&self.name, shard_count);
         let mut answers = answers.into_iter();
         let mut changes = Vec::new();
@@ -455,7 +475,7 @@ impl Long {
         if next.is_none() {
             part = PagePart::Last { name: self.name.bytes().to_vec() };
         }
-        changes.push(Change::DeleteRange { start, end: behind });
+        changes.extend(with_ranges.then_some(Change::DeleteRange { start, end: behind }));
         changes.extend(puts);
         let next = next.map(|from| Long { name: self.name.clone(), from: Some(from) });
         Made::Page { records: changes, part, left: Vec::new(), next }

@@ -182,6 +182,80 @@ fn a_learner_that_dies_in_the_middle_of_an_object_gets_it_whole() {
     }
 }
 
+/// A learner that has nothing is cut off after some events of its filling. Attributes and records of all objects
+/// go, then the filling goes on. Returns whether the learner had passed shards.
+fn cut_off(events: usize) -> bool {
+    let mut world = World::with_others(events as u64, 2, 2);
+    while world.happen() {}
+    let names: Vec<[u8; 2]> = (0..8).map(|at| [b'o', at]).collect();
+    let attribute = Field::Attribute(b"colour".to_vec());
+    for name in &names {
+        let fields = [record(1), record(2), attribute.clone()];
+        let sets = fields.map(|field| ObjectChange::Set(field, vec![1]));
+        change(&mut world, one(name, vec![], sets.to_vec()));
+    }
+    world.set_members(&[1], &[0]);
+    world.osds[0].store = Default::default();
+    world.osds[0].store.is_fragile = true;
+    world.restart(0);
+    world.enter();
+    (0..events).for_each(|_| _ = world.happen());
+    world.restart(0);
+    let filling = world.osds[0].pg.record().and_then(|record| record.filling.as_ref());
+    let has_passed = filling.is_some_and(|filling| filling.cursor.is_some());
+    world.lose_messages();
+    world.set_members(&[1], &[]);
+    world.enter();
+    while world.happen() {}
+    for name in &names {
+        let unsets = [record(1), attribute.clone()].map(ObjectChange::Unset);
+        change(&mut world, one(name, vec![], unsets.to_vec()));
+    }
+    world.set_members(&[1], &[0]);
+    world.enter();
+    world.fill_all();
+    check_filled(&world);
+    has_passed
+}
+
+/// Where nothing is believed, a page empties the shard first.
+#[test]
+fn objects_of_an_emptied_shard_come_without_deletions_of_ranges() {
+    for seed in 0..3 {
+        let mut world = World::with_others(seed, 2, 2);
+        while world.happen() {}
+        for at in 0..8 {
+            change(&mut world, long_object(&[b'o', at], at));
+        }
+        world.set_members(&[1], &[0]);
+        world.osds[0].store = Default::default();
+        world.osds[0].store.is_fragile = true;
+        world.restart(0);
+        world.enter();
+        until(&mut world, World::serves);
+        let unset = one(&[b'o', 1], vec![], vec![ObjectChange::Unset(record(3))]);
+        world.begin(Kind::Mutate(unset));
+        until(&mut world, |world| !world.complete.is_empty());
+        assert_eq!(world.osds[0].store.page_range_count, 0);
+        world.fill_all();
+        check_filled(&world);
+    }
+}
+
+/// Pages of a shard that was emptied bring no deletions of ranges, but only until the learner misses batches.
+#[test]
+fn a_learner_that_is_cut_off_keeps_nothing_of_what_went_meanwhile() {
+    let passed = (0..200).map(cut_off).filter(|passed| *passed).count();
+    assert!(passed > 50, "{passed}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn pages_without_ranges_after_a_break_are_found() {
+    let runs = || (0..200).for_each(|events| _ = cut_off(events));
+    assert!(planted::fails(Bug::PageWithoutRangesAfterBreak, runs));
+}
+
 /// A learner whose engine has little space answers no page, and holds up neither operations nor the next
 /// epoch.
 #[test]

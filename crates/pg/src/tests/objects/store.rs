@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ::objects::keys::{is_log, is_own};
+use ::objects::keys::{is_log, is_own, object_of};
 use ::objects::model::{Model, Models};
 use ::objects::{Head, HeadContent, Key, Kind, Shard};
 use base::checksum::checksum_units;
@@ -60,6 +60,8 @@ pub struct Store {
     refused: VecDeque<CallId>,
     /// Number of forwards that it took.
     pub forward_count: usize,
+    /// Number of ranges of objects that pages emptied.
+    pub page_range_count: usize,
 }
 
 impl Store {
@@ -90,6 +92,11 @@ impl Store {
                 return self.refused.push_back(call);
             }
             Request::Page(Page { records, blocks, .. }) => {
+                let is_range_of_object = |change: &&Change| match change {
+                    Change::DeleteRange { start, .. } => object_of(start).is_some(),
+                    _ => false,
+                };
+                self.page_range_count += records.iter().filter(is_range_of_object).count();
                 self.apply(records, blocks);
                 None
             }
