@@ -107,7 +107,7 @@ pub fn in_order(touched: Touched) -> impl Iterator<Item = Due> {
     let Touched { keys, ranges, blocks } = touched;
     let mut merged: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     for (start, end) in ranges {
-        match merged.last_mut().filter(|last| start < last.1) {
+        match merged.last_mut().filter(|last| start <= last.1) {
             Some(last) => last.1 = end.max(std::mem::take(&mut last.1)),
             None => merged.push((start, end)),
         }

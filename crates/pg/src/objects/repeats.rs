@@ -74,8 +74,15 @@ struct Session {
     open: BTreeSet<u64>,
     /// Repeats of this epoch that are not closed, and where they are.
     kept: BTreeMap<u64, Shard>,
-    /// By shard: how many repeats are closed and not deleted.
-    closed: BTreeMap<Shard, usize>,
+    /// By shard: what is closed since the last deletion.
+    closed: BTreeMap<Shard, Closed>,
+}
+
+/// Closed repeats of a session in a shard that are not deleted.
+struct Closed {
+    count: usize,
+    /// Where the next deletion begins: at these, or where the last one ended.
+    from: u64,
 }
 
 impl Sessions {
@@ -146,17 +153,20 @@ impl Sessions {
         let mut changes = Vec::new();
         for (Sender { session, .. }, shard) in senders {
             let Some(known) = self.by_id.get_mut(&session) else { continue };
-            let is_due = known.closed.get(&shard).is_none_or(|count| *count >= CLOSED_MAX);
+            let closed = known.closed.get(&shard);
+            let is_due = closed.is_none_or(|closed| closed.count >= CLOSED_MAX);
             if !is_due || known.lowest <= 1 || changes.len() == SWEEPS_MAX {
                 continue;
             }
-            known.closed.insert(shard, 0);
+            // The engine would pass all that went before once more.
+            let from = closed.map_or(0, |closed| closed.from);
+            known.closed.insert(shard, Closed { count: 0, from: known.lowest });
             let key = |number| Key { shard, kind: Kind::Repeat { session, number } }.encode();
             let below = match planted::on(Bug::RepeatClosedEarly) {
                 true => known.lowest + OPEN_MAX as u64,
                 false => known.lowest,
             };
-            changes.push(Change::DeleteRange { start: key(0), end: key(below) });
+            changes.push(Change::DeleteRange { start: key(from), end: key(below) });
         }
         changes
     }
@@ -167,9 +177,11 @@ impl Session {
     fn close_below(&mut self, lowest: u64) {
         self.lowest = self.lowest.max(lowest);
         let open = self.kept.split_off(&self.lowest);
-        for (_, shard) in std::mem::replace(&mut self.kept, open) {
-            if let Some(count) = self.closed.get_mut(&shard) {
-                *count += 1;
+        for (number, shard) in std::mem::replace(&mut self.kept, open) {
+            if let Some(closed) = self.closed.get_mut(&shard) {
+                closed.count += 1;
+                // One that waited while its session named a higher number came behind the last deletion.
+                closed.from = closed.from.min(number);
             }
         }
     }
@@ -222,8 +234,31 @@ mod tests {
             sweeps.extend(changes.into_iter().map(|change| (number, change)));
         }
         let key = |number| sender(number, 0).key(shard);
-        let deleted = |below| Change::DeleteRange { start: key(0), end: key(below) };
-        let expected: Vec<_> = [2, 66, 130, 194].map(|number| (number, deleted(number))).into();
+        let deleted = |from, below| Change::DeleteRange { start: key(from), end: key(below) };
+        let expected = [(0, 2), (2, 66), (66, 130), (130, 194)];
+        let expected: Vec<_> = expected.map(|(from, below)| (below, deleted(from, below))).into();
         assert_eq!(sweeps, expected);
+    }
+
+    /// A client that breaks the rules names a higher number while others wait.
+    #[test]
+    fn a_repeat_that_came_late_is_deleted() {
+        let mut sessions = Sessions::default();
+        let shard = Shard::new(3);
+        let late: Vec<Sender> = (1..=70).map(|number| sender(number, 1)).collect();
+        late.iter().for_each(|sender| sessions.begin(*sender).expect("it is next"));
+        let mut sweep = |number, kept: &[Sender]| {
+            kept.iter().for_each(|sender| sessions.keep(*sender, shard));
+            let sender = sender(number, number);
+            sessions.begin(sender).expect("it is next");
+            sessions.sweep([(sender, shard)].into_iter())
+        };
+        let deleted = |from: u64, below: u64| {
+            let key = |number| sender(number, 0).key(shard);
+            vec![Change::DeleteRange { start: key(from), end: key(below) }]
+        };
+        assert_eq!(sweep(100, &[]), deleted(0, 100));
+        assert_eq!(sweep(101, &late), deleted(1, 101));
+        assert_eq!(sweep(102, &[]), vec![]);
     }
 }
