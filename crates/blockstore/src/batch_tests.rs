@@ -17,7 +17,7 @@ use crate::{
 pub const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 const IDENTITY: Identity = Identity { engine: 5, store: 77 };
 
-fn disk(commit: CommitMode, engine: u128) -> MemoryDisk {
+pub fn disk(commit: CommitMode, engine: u128) -> MemoryDisk {
     created(&CreateOptions { engine: EngineId::new(engine), ..options(commit, 512) })
 }
 
@@ -42,7 +42,7 @@ pub fn open_with(commit: CommitMode) -> Bench {
     bench
 }
 
-fn create(bench: &mut Bench) -> Lsn {
+pub fn create(bench: &mut Bench) -> Lsn {
     create_for(bench, PG.pool)
 }
 

@@ -64,6 +64,8 @@ mod prepared_loss_tests;
 #[cfg(test)]
 mod prepared_tests;
 #[cfg(test)]
+mod queue_tests;
+#[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
 mod repair_tests;
@@ -106,6 +108,9 @@ pub struct Settings {
     /// A checkpoint begins when the journal holds this many bytes, or is half full. A smaller value makes
     /// starts faster, but causes more writes.
     pub checkpoint_after_bytes: u64,
+    /// Batches and pages of object pools wait while entries of so many bytes of records wait for the engine. The
+    /// store says that it lags from half of this on.
+    pub engine_backlog_bytes_max: u64,
     /// Whether the store is a sparse file. The file system may have no space for a place of such a file,
     /// so space is reserved before the place is given to a block. False for a block device.
     pub is_sparse: bool,
@@ -121,6 +126,7 @@ impl Default for Settings {
             value_cache_bytes: 64 << 20,
             idle_after: Duration::from_millis(100),
             checkpoint_after_bytes: u64::MAX,
+            engine_backlog_bytes_max: 64 << 20,
             is_sparse: false,
             shares_space_with_engine: false,
         }
@@ -206,7 +212,8 @@ pub struct RequestId(pub u64);
 /// An input of the store.
 #[derive(Debug)]
 pub enum Event {
-    /// A request. Requests take effect in the order in which they arrive.
+    /// A request. Requests take effect in the order in which they arrive; but those that concern no object pool
+    /// pass those that wait for the engine. See `docs/internals/disk.md`.
     Request {
         /// Copied into the answer, to match it to this request.
         id: RequestId,
@@ -448,7 +455,8 @@ pub enum Request {
         /// for clients' reads; others are answered by it, too.
         caches: bool,
     },
-    /// Make all earlier requests durable.
+    /// Make all earlier requests durable, except those of object pools that still wait for the engine: they were
+    /// not accepted, and are not lazy.
     Sync,
     /// Record in the journal that everything so far is durable, so that the next start does not mistake any
     /// of it for a torn tail. The store does the same by itself when the journal is idle. Done when the

@@ -16,11 +16,12 @@ mod batch;
 mod lag;
 mod moves;
 mod prepare;
+mod queue;
 mod records;
 mod repair;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{
@@ -43,11 +44,12 @@ use crate::pending::{FamilyStage, Pending};
 use crate::read::Reads;
 use crate::recover::{EngineReplay, Recovered, Recovery, start_room};
 use crate::store::lag::Lag;
+use crate::store::queue::Queue;
 use crate::store::records::RecordReads;
 use crate::value_cache::{ValueCache, ValueCacheFigures};
 use crate::{
     Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
-    Request, RequestId, Settings, Space,
+    RequestId, Settings, Space,
 };
 
 /// A checkpoint gives back the space of deleted and zeroed blocks after this many times
@@ -91,12 +93,12 @@ pub struct Store {
     record_reads: RecordReads,
     lag: Lag,
     value_cache: ValueCache,
-    /// Requests that wait for the journal or for space, in order.
-    queue: VecDeque<(RequestId, Request)>,
+    /// Requests that wait for room, or for the engine.
+    queue: Queue,
     /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
     /// too, so that the versions of an epoch in the journal have no gap.
     refused: BTreeMap<PgId, Epoch>,
-    /// The request at the front of the queue, if its data was compared with its checksums already.
+    /// The request that lacks room, if its data was compared with its checksums already.
     compared: Option<RequestId>,
     /// How often data of a batch was compared.
     #[cfg(test)]
@@ -147,7 +149,7 @@ impl Store {
             record_reads: RecordReads::default(),
             lag: Lag::default(),
             value_cache,
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             refused: BTreeMap::new(),
             compared: None,
             #[cfg(test)]
@@ -859,9 +861,9 @@ impl Store {
     }
 
     /// Whether requests wait for the journal or for space. Accept no more requests from clients while this
-    /// is true.
+    /// is true. What waits for the engine alone does not count: see [`Store::is_lagging`].
     pub fn is_congested(&self) -> bool {
-        !self.queue.is_empty()
+        self.queue.lacks_room(self.engine_takes())
     }
 }
 

@@ -27,8 +27,6 @@ use crate::store::repair::spread;
 use crate::store::write::{Admit, LARGE_SIZE_MIN, WRITE_RESERVE_SHARE};
 use crate::{Answer, Batch, Effect, Page, Request, RequestId, StoreError};
 
-/// Pending records of at most so many bytes; beyond that, batches wait for the engine.
-pub(super) const PENDING_SIZE_MAX: usize = 64 << 20;
 /// A family is flushed when its low lies this fraction (1/n) of what makes a checkpoint due behind the tail.
 /// So the checkpoint that follows usually trims what it contains.
 const FLUSH_SHARE: u64 = 2;
@@ -209,9 +207,6 @@ impl Store {
         let has_data = body.blocks.iter().any(|line| line.action.has_data());
         if !self.has_room_for_records(batch, body) || has_data && self.disk.has_no_space() {
             return Admit::Refuse(StoreError::Full);
-        }
-        if self.pending.size() >= PENDING_SIZE_MAX {
-            return Admit::Wait { checkpoint: false };
         }
         if place_count(body) > 0 && area.holds_places() {
             return Admit::Wait { checkpoint: true };

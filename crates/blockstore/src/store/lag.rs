@@ -9,12 +9,13 @@
 use std::collections::BTreeSet;
 
 use super::Store;
-use super::batch::PENDING_SIZE_MAX;
 use crate::{Answer, Effect, RequestId};
 
-/// The store lags from these sixteenths of the journal, or of what may be pending, on.
+/// The store lags from these sixteenths of the journal on, or from this part (1/n) of what may be pending on: so that
+/// primaries hold back before batches must wait here.
 const BEGINS_AT: (u64, u64) = (12, 16);
-/// It lags until both are below these sixteenths.
+const PENDING_SHARE: u64 = 2;
+/// It lags until both are below these sixteenths: of the journal, and of that part.
 const ENDS_BELOW: u64 = 11;
 
 /// Whether a store lags, and the pages that it answers late.
@@ -36,6 +37,11 @@ impl Store {
         self.lag.is_lagging
     }
 
+    /// Whether the engine is not so far behind that batches and pages must wait.
+    pub(super) fn engine_takes(&self) -> bool {
+        (self.pending.size() as u64) < self.settings.engine_backlog_bytes_max
+    }
+
     /// Whether the engine has little space left. Give no version to a mutation of an object that adds
     /// something while this is true.
     pub fn is_engine_low(&self) -> bool {
@@ -54,7 +60,8 @@ impl Store {
         }
         let journal = &self.parts().journal;
         let (used, size) = (journal.used(), journal.size());
-        let (pending, pending_max) = (self.pending.size() as u64, PENDING_SIZE_MAX as u64);
+        let pending = self.pending.size() as u64;
+        let pending_max = self.settings.engine_backlog_bytes_max / PENDING_SHARE;
         let (sixteenths, all) = BEGINS_AT;
         let lag = &mut self.lag;
         lag.is_lagging = match lag.is_lagging {

@@ -22,6 +22,7 @@ use crate::blocks::{Change, replaces_all};
 use crate::index::{BlockInfo, location_of};
 use crate::journal::{Asker, IDLE_RESERVE, padded, plain_header};
 use crate::store::Store;
+use crate::store::queue::Line;
 use crate::store::repair::{is_whole, needs_place, repair_header, table_of};
 use crate::store::write::{Admit, EntryKinds, Plan, WRITE_RESERVE_SHARE, key_of};
 use crate::{AsOf, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
@@ -257,36 +258,20 @@ impl Store {
         note: Option<(NoteKey, Vec<u8>)>,
         effects: &mut Vec<Effect>,
     ) {
-        let is_settle =
-            |(_, request): &(RequestId, Request)| matches!(request, Request::Settle { .. });
-        let ahead = self.queue.iter().take_while(|queued| is_settle(queued)).count();
-        self.end_overtaken(pg, ahead, effects);
-        let request = match ahead {
-            0 => self.try_settle(id, (pg, upto), note, effects),
-            _ => Some(Request::Settle { pg, note, upto }),
-        };
-        if let Some(request) = request {
-            self.queue.insert(ahead, (id, request));
-        }
+        self.end_overtaken(pg, effects);
+        self.queue.push(Line::Settles, id, Request::Settle { pg, note, upto });
     }
 
-    /// Fails the PG's requests that a settle overtakes: those in the queue from index `from` on.
-    fn end_overtaken(&mut self, pg: PgId, from: usize, effects: &mut Vec<Effect>) {
-        let is_overtaken = |(_, request): &(RequestId, Request)| match request {
+    /// Fails the PG's requests that a settle overtakes.
+    fn end_overtaken(&mut self, pg: PgId, effects: &mut Vec<Effect>) {
+        let is_overtaken = |request: &Request| match request {
             Request::Prepare { pg: of, .. } | Request::Skip { pg: of, .. } => *of == pg,
             Request::Note { key, .. } => *key == NoteKey::Pg(pg),
             _ => false,
         };
-        let mut at = from;
-        while at < self.queue.len() {
-            if !is_overtaken(&self.queue[at]) {
-                at += 1;
-                continue;
-            }
-            if let Some((id, _)) = self.queue.remove(at) {
-                effects.push(Effect::Done { id, result: Err(StoreError::Unordered) });
-            }
-        }
+        let overtaken = self.queue.remove(is_overtaken);
+        let unordered = |id| Effect::Done { id, result: Err(StoreError::Unordered) };
+        effects.extend(overtaken.into_iter().map(unordered));
     }
 
     /// Tries to accept a settle. Returns the request if it must wait for a checkpoint.

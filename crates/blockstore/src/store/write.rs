@@ -22,6 +22,7 @@ use crate::parts::Parts;
 use crate::read::{BlockRange, Reads};
 use crate::store::Store;
 use crate::store::batch::batch_of;
+use crate::store::queue::{Line, Waiting, pool_of};
 use crate::{Answer, Batch, Effect, NOTE_SIZE_MAX, Page, Request, RequestId, StoreError};
 
 /// Data of at least this size, in bytes, is written directly to its place if it replaces all data of the
@@ -81,7 +82,7 @@ pub(super) enum Plan {
 }
 
 impl Store {
-    /// Accepts a request, or queues it. A read waits only for queued changes of its block.
+    /// Accepts a request, or queues it: it is tried at the end of the event. A read waits only for what concerns it.
     pub(super) fn on_request(
         &mut self,
         id: RequestId,
@@ -105,31 +106,50 @@ impl Store {
             }
             request => request,
         };
-        let waits = match &request {
+        match self.line_of(&request) {
+            Some(line) => self.queue.push(line, id, request),
+            None => {
+                let waits = self.try_request(id, request, effects);
+                assert!(waits.is_none(), "a read waits only for changes");
+            }
+        }
+    }
+
+    /// Returns the line in which a request waits. `None`: a read that nothing here concerns.
+    fn line_of(&self, request: &Request) -> Option<Line> {
+        match request {
             Request::Read { key, .. }
             | Request::Extents { key, .. }
             | Request::Copy { key, .. }
             | Request::Digest { key, .. } => {
-                self.queue.iter().any(|(_, queued)| changes_block(queued, key))
+                self.queue.line_behind(|queued| changes_block(queued, key))
             }
             Request::Records { pg, .. } => {
-                self.queue.iter().any(|(_, queued)| is_batch_of(queued, pg.pool))
+                self.queue.line_behind(|queued| is_batch_of(queued, pg.pool))
             }
-            _ => !self.queue.is_empty(),
-        };
-        if waits {
-            return self.queue.push_back((id, request));
-        }
-        if let Some(request) = self.try_request(id, request, effects) {
-            self.queue.push_back((id, request));
+            // It is behind everything, so it waits where all leave after what came before.
+            Request::Record | Request::Batch(_) | Request::Page(_) | Request::Family { .. } => {
+                Some(Line::Objects)
+            }
+            _ => Some(match pool_of(request) {
+                Some(pool) if self.is_of_objects(pool) => Line::Objects,
+                _ => Line::Others,
+            }),
         }
     }
 
-    /// Accepts queued requests in order, as long as there is room.
+    /// Whether a pool is one of objects: it has a family, or will have one when what waits was accepted.
+    fn is_of_objects(&self, pool: PoolId) -> bool {
+        self.pending.stage(pool).is_some() || self.queue.has_objects_of(pool)
+    }
+
+    /// Accepts requests that wait, as long as there is room.
     pub(super) fn run_queue(&mut self, effects: &mut Vec<Effect>) {
-        while let Some((id, request)) = self.queue.pop_front() {
+        while let Some(mut waiting) = self.queue.pop(self.engine_takes()) {
+            let Waiting { id, request, .. } = waiting;
             if let Some(request) = self.try_request(id, request, effects) {
-                return self.queue.push_front((id, request));
+                waiting.request = request;
+                return self.queue.put_back(waiting);
             }
         }
     }

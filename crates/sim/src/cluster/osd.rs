@@ -173,6 +173,7 @@ impl Osd {
             checkpoint_after_bytes: plan.checkpoint_after_bytes,
             is_sparse: plan.is_sparse,
             shares_space_with_engine: true,
+            ..blockstore::Settings::default()
         }
     }
 

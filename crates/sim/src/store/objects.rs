@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{BlockSize, Epoch, Lsn, PgId, PoolId, Version};
 use blockstore::{
     Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, NoteKey, Page, ReadEngine,
-    Request, Store, StoreError,
+    Request, Settings, Store, StoreError,
 };
 use engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
@@ -92,6 +92,8 @@ pub(super) struct ObjectPlan {
     /// Probability that a start finds another engine or none.
     foreign: Chance,
     blocks: BlocksPlan,
+    /// How far the engine may be behind, in bytes, before batches and pages wait.
+    backlog_bytes_max: u64,
 }
 
 impl ObjectPlan {
@@ -122,12 +124,20 @@ impl ObjectPlan {
             empties: *random.pick(&[Chance::percent(5), Chance::percent(5), Chance(1_000)]),
             discard_slowness: *random.pick(&[1, 1, 1_000]),
             blocks: BlocksPlan::draw(random),
+            backlog_bytes_max: Settings::default().engine_backlog_bytes_max,
         };
         if plan.ages > Chance::NEVER && random.chance(Chance::percent(50)) {
             // An old copy may have the family of before.
             plan.removes = Chance::percent(1);
         }
         Some(plan)
+    }
+
+    /// Draws how far the engine may be behind: in half of the plans batches wait for it, often.
+    pub fn draw_backlog(&mut self, random: &mut Random) {
+        if random.chance(Chance::percent(50)) {
+            self.backlog_bytes_max = *random.pick(&[1_000, 30_000, 300_000]);
+        }
     }
 
     /// Returns the size of the pool's blocks.
@@ -302,6 +312,11 @@ impl Objects {
     pub fn used_bytes(&self) -> Option<u64> {
         let blocks = self.pgs.values().flat_map(|model| model.current().blocks.values());
         used_bytes(&self.plan.blocks, blocks)
+    }
+
+    /// Returns how far the engine may be behind, in bytes.
+    pub fn backlog_bytes_max(&self) -> u64 {
+        self.plan.backlog_bytes_max
     }
 
     /// Returns how many times as long as other operations a discard takes.

@@ -131,7 +131,10 @@ impl World {
         let mut plan = Plan::draw(&mut Random::new(run.seed, "plan"));
         plan.add_parity(&mut Random::new(run.seed, "parity"));
         plan.add_checks(&mut Random::new(run.seed, "checks"));
-        let objects = ObjectPlan::draw(&mut Random::new(run.seed, "objects"));
+        let mut objects = ObjectPlan::draw(&mut Random::new(run.seed, "objects"));
+        if let Some(objects) = &mut objects {
+            objects.draw_backlog(&mut Random::new(run.seed, "backlog"));
+        }
         let store = u128::from(run.seed) + 1;
         let identity = Identity { engine: store << 64, store };
         let mut objects = objects.map(|plan| Objects::new(plan, run.seed, identity));
@@ -534,6 +537,10 @@ impl World {
             },
             idle_after: self.plan.idle_after,
             checkpoint_after_bytes: self.plan.checkpoint_after_bytes,
+            engine_backlog_bytes_max: self
+                .objects
+                .as_ref()
+                .map_or(u64::MAX, Objects::backlog_bytes_max),
             is_sparse: self.plan.is_sparse,
             shares_space_with_engine: true,
         };
