@@ -63,6 +63,8 @@ pub enum Bug {
     /// Store: pending records are forgotten when the engine has them, although a read that began before lacks
     /// them.
     PendingForgottenEarly,
+    /// Store: a list does not show what a record of the engine stood for that is gone by what is pending.
+    ListPassesPending,
     /// Store: a batch leaves what it changes in the cache of values (objects.md, rule 7).
     CachedValueKept,
     /// Store: the journal is trimmed although the engine may still lose entries there.
@@ -360,6 +362,7 @@ impl Bug {
         ("direct-read-without-lease", Bug::DirectReadWithoutLease),
         ("batch-entered-before-flush", Bug::BatchEnteredBeforeFlush),
         ("pending-forgotten-early", Bug::PendingForgottenEarly),
+        ("list-passes-pending", Bug::ListPassesPending),
         ("cached-value-kept", Bug::CachedValueKept),
         ("trim-before-engine-flush", Bug::TrimBeforeEngineFlush),
         ("engine-not-counted-as-durable", Bug::EngineNotCountedAsDurable),

@@ -16,8 +16,8 @@ mod twin;
 
 pub use format::engine::{
     Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FLUSH_COUNT_MAX,
-    FamilyFound, FamilyStatistics, Identity, OpenError, Query, READ_COUNT_MAX, Records, Stall,
-    Statistics, WRITE_COUNT_MAX,
+    FamilyFound, FamilyStatistics, Flags, Folding, Identity, OpenError, Query, READ_COUNT_MAX,
+    Records, Stall, Statistics, WRITE_COUNT_MAX,
 };
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Rocks, RocksReadOnly, Settings};

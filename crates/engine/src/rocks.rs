@@ -46,6 +46,7 @@ use format::engine::{
 };
 pub use options::Settings;
 use queue::{Popped, Queue};
+use read::MemoryTime;
 pub use read_only::RocksReadOnly;
 use space::SpaceWatch;
 
@@ -67,6 +68,7 @@ const RANGE_COUNT_MAX: u64 = 1000;
 pub struct Rocks {
     shared: Arc<Shared>,
     inflight: Inflight,
+    memory_time: MemoryTime,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -237,7 +239,12 @@ impl Rocks {
             wake: Box::new(wake),
         });
         shared.look_at_space();
-        let mut engine = Rocks { shared, inflight: Inflight::default(), threads: Vec::new() };
+        let mut engine = Rocks {
+            shared,
+            inflight: Inflight::default(),
+            memory_time: MemoryTime::default(),
+            threads: Vec::new(),
+        };
         engine.start("engine-write", write::run)?;
         engine.start("engine-flush", |shared| shared.run_flushes())?;
         engine.start("engine-reclaim", |shared| shared.run_reclaims())?;
@@ -266,7 +273,7 @@ impl Rocks {
         self.inflight.begin(lane);
         match effect {
             EngineEffect::Read { op, family, queries, from_memory: true } => {
-                let event = self.shared.read(op, family, &queries, true);
+                let event = self.memory_time.read(&self.shared, op, family, &queries);
                 self.shared.tell(Some(lane), event);
             }
             EngineEffect::Flush { op, family } => {
@@ -277,8 +284,9 @@ impl Rocks {
         }
     }
 
-    /// Adds the events that came since the last call.
+    /// Adds the events that came since the last call. The caller's loop calls it once in each turn.
     pub fn take_events(&mut self, events: &mut Vec<EngineEvent>) {
+        self.memory_time = MemoryTime::default();
         let taken = std::mem::take(&mut *lock(&self.shared.events));
         for (lane, event) in taken {
             if let Some(lane) = lane {
@@ -413,7 +421,7 @@ impl Shared {
         while let Some(effect) = self.reads.pop() {
             let event = match effect {
                 EngineEffect::Read { op, family, queries, .. } => {
-                    self.read(op, family, &queries, false)
+                    self.read_on_thread(op, family, &queries)
                 }
                 EngineEffect::Statistics { op } => {
                     self.check_health();

@@ -20,11 +20,14 @@ use crate::inflight::{Finished, Inflight, Lane};
 use format::engine::Records;
 use format::engine::{
     Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
-    FamilyStatistics, Identity, OpenError, Query, Statistics,
+    FamilyStatistics, Identity, OpenError, Query, Scan, Statistics,
 };
 
 /// Returns a number below its argument, which is not 0: the simulator's random numbers.
 pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
+
+/// What is said of a record that was damaged.
+const DAMAGED: &str = "the twin was told to damage it";
 
 /// The records of a family. `None`: the record was damaged, and not written since.
 type Content = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
@@ -105,38 +108,54 @@ impl Family {
         }
     }
 
-    fn answer(&self, family: PoolId, query: &Query) -> Result<Answer, EngineError> {
-        let text = "the twin was told to damage it".to_owned();
-        match query {
-            Query::Get { key } => match self.current.get(key) {
-                Some(None) => {
-                    let end = Some(key_after(key));
-                    Err(EngineError::Corrupt { family, start: key.clone(), end, text })
-                }
-                found => Ok(Answer::Value(found.cloned().flatten())),
-            },
-            Query::Scan { start, end, count_max, size_max } => {
-                let mut records = Records::default();
-                if end.as_ref().is_some_and(|end| end <= start) {
-                    return Ok(Answer::Records { records, more: false });
-                }
-                let behind = end.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-                for (key, value) in
-                    self.current.range::<Vec<u8>, _>((Bound::Included(start), behind))
-                {
-                    let Some(value) = value else {
-                        let (start, end) = (key.clone(), end.clone());
-                        return Err(EngineError::Corrupt { family, start, end, text });
-                    };
-                    let is_last = records.count() == *count_max || records.size() >= *size_max;
-                    if is_last && !records.is_empty() {
-                        return Ok(Answer::Records { records, more: true });
-                    }
-                    records.push(key, value);
-                }
-                Ok(Answer::Records { records, more: false })
-            }
+    /// Answers a query. Of a list, at most so many records.
+    fn answer(
+        &self,
+        family: PoolId,
+        query: &Query,
+        listed_max: usize,
+    ) -> Result<Answer, EngineError> {
+        if let Some(scan) = query.scan() {
+            return self.scan(family, &scan, listed_max);
         }
+        let Query::Get { key } = query else { unreachable!("all others scan") };
+        match self.current.get(key) {
+            Some(None) => {
+                let (start, end) = (key.clone(), Some(key_after(key)));
+                Err(EngineError::Corrupt { family, start, end, text: DAMAGED.to_owned() })
+            }
+            found => Ok(Answer::Value(found.cloned().flatten())),
+        }
+    }
+
+    fn scan(
+        &self,
+        family: PoolId,
+        scan: &Scan<'_>,
+        listed_max: usize,
+    ) -> Result<Answer, EngineError> {
+        let (mut records, mut from) = (Records::default(), scan.start.to_vec());
+        let behind = scan.end.map_or(Bound::Unbounded, Bound::Excluded);
+        while scan.end.is_none_or(|end| &from[..] < end)
+            && let range = (Bound::Included(&from[..]), behind)
+            && let Some((key, value)) = self.current.range::<[u8], _>(range).next()
+        {
+            let Some(value) = value else {
+                let (start, end) = (key.clone(), scan.end.map(<[u8]>::to_vec));
+                return Err(EngineError::Corrupt { family, start, end, text: DAMAGED.to_owned() });
+            };
+            let is_cut = scan.folding.is_some() && records.count() >= listed_max;
+            if (is_cut || scan.is_full(&records)) && !records.is_empty() {
+                return Ok(Answer::Records { records, more: true });
+            }
+            records.push(key, value);
+            from = match scan.common_prefix(key, value).map(format::engine::behind) {
+                None => key_after(key),
+                Some(Some(behind)) => behind,
+                Some(None) => break,
+            };
+        }
+        Ok(Answer::Records { records, more: false })
     }
 }
 
@@ -405,7 +424,9 @@ impl Twin {
             EngineEffect::Flush { op, family } => {
                 EngineEvent::Done { op, result: self.flush(family, lsn, choose) }
             }
-            EngineEffect::Read { op, family, queries, .. } => self.read(op, family, &queries),
+            EngineEffect::Read { op, family, queries, .. } => {
+                self.read(op, family, &queries, choose)
+            }
             EngineEffect::Statistics { op } => {
                 EngineEvent::Statistics { op, statistics: self.statistics() }
             }
@@ -480,13 +501,25 @@ impl Twin {
         Ok(())
     }
 
-    fn read(&self, op: EngineOp, family: PoolId, queries: &[Query]) -> EngineEvent {
+    fn read(
+        &self,
+        op: EngineOp,
+        family: PoolId,
+        queries: &[Query],
+        choose: Choose<'_>,
+    ) -> EngineEvent {
+        // A list may end early.
+        let mut listed_max = |query: &Query| match query {
+            Query::List { .. } if choose(4) == 0 => 1 + choose(4) as usize,
+            _ => usize::MAX,
+        };
         let state = self.families.get(&family);
         let contains = state.map_or(Lsn::ZERO, Family::lsn);
-        let answers = || {
+        let mut answers = || {
             self.usable()?;
             let state = state.ok_or(EngineError::NoFamily)?;
-            queries.iter().map(|query| state.answer(family, query)).collect()
+            let answer = |query: &Query| state.answer(family, query, listed_max(query));
+            queries.iter().map(answer).collect()
         };
         EngineEvent::Read { op, contains, result: answers() }
     }

@@ -7,8 +7,10 @@ use std::fmt;
 
 use base::{Lsn, PoolId};
 
+mod folding;
 mod records;
 
+pub use folding::{Flags, Folding, behind, common_prefix};
 pub use records::Records;
 
 /// The longest key, in bytes.
@@ -215,18 +217,89 @@ pub enum Query {
         /// No further record once keys and values have so many bytes.
         size_max: usize,
     },
+    /// What a page shows of a range. It is a scan that passes what common prefixes stand for, and may end
+    /// before its limits, with a record (rules 13 and 19).
+    List {
+        /// The first key of the range. Empty: from the first key of the family.
+        start: Vec<u8>,
+        /// The first key behind the range. `None`: to the end of the family.
+        end: Option<Vec<u8>>,
+        /// At most so many records. Requires: not 0.
+        count_max: usize,
+        /// No further record once keys and values have so many bytes.
+        size_max: usize,
+        /// Which records stand for others.
+        folding: Folding,
+    },
+}
+
+/// A scan or a list, as engines carry it out.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// The first key of the range.
+    pub start: &'a [u8],
+    /// The first key behind the range. `None`: to the end of the family.
+    pub end: Option<&'a [u8]>,
+    /// At most so many records.
+    pub count_max: usize,
+    /// No further record once keys and values have so many bytes.
+    pub size_max: usize,
+    /// Which records stand for others. `None`: it is no list, and ends at its limits only.
+    pub folding: Option<&'a Folding>,
+}
+
+impl Scan<'_> {
+    /// Whether no key can be in the range.
+    pub fn is_empty(&self) -> bool {
+        self.end.is_some_and(|end| end <= self.start)
+    }
+
+    /// Whether so many records are all that the limits allow.
+    pub fn is_full(&self, records: &Records) -> bool {
+        records.count() >= self.count_max || records.size() >= self.size_max
+    }
+
+    /// Returns what a record stands for beside itself: keys that begin like this are passed.
+    pub fn common_prefix<'k>(&self, key: &'k [u8], value: &[u8]) -> Option<&'k [u8]> {
+        self.folding?.common_prefix(key, value)
+    }
 }
 
 impl Query {
+    /// Returns the scan or list. `None`: it gets a key.
+    pub fn scan(&self) -> Option<Scan<'_>> {
+        let (start, end, &count_max, &size_max, folding) = match self {
+            Query::Get { .. } => return None,
+            Query::Scan { start, end, count_max, size_max } => {
+                (start, end, count_max, size_max, None)
+            }
+            Query::List { start, end, count_max, size_max, folding } => {
+                (start, end, count_max, size_max, Some(folding))
+            }
+        };
+        Some(Scan { start, end: end.as_deref(), count_max, size_max, folding })
+    }
+
+    /// Returns the same scan or list from a later key on. Requires: it is one.
+    pub fn from(&self, from: Vec<u8>) -> Query {
+        let mut query = self.clone();
+        match &mut query {
+            Query::Get { .. } => unreachable!("it gets a key"),
+            Query::Scan { start, .. } | Query::List { start, .. } => *start = from,
+        }
+        query
+    }
+
     /// Panics unless the query is within the limits.
     pub fn verify(&self) {
-        match self {
-            Query::Get { key } => assert!((1..=KEY_SIZE_MAX).contains(&key.len())),
-            Query::Scan { start, end, count_max, .. } => {
-                assert!(start.len() <= KEY_SIZE_MAX);
-                assert!(end.as_ref().is_none_or(|end| !end.is_empty()));
-                assert!(*count_max > 0);
-            }
+        if let Query::Get { key } = self {
+            assert!((1..=KEY_SIZE_MAX).contains(&key.len()));
+        }
+        if let Some(Scan { start, end, count_max, folding, .. }) = self.scan() {
+            assert!(start.len() <= KEY_SIZE_MAX);
+            assert!(folding.is_none_or(|folding| folding.delimiter.len() <= KEY_SIZE_MAX));
+            assert!(end.is_none_or(|end| !end.is_empty()));
+            assert!(count_max > 0);
         }
     }
 }

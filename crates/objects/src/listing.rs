@@ -14,6 +14,8 @@
 //!   2. A page has one entry at least, unless there is none left, or [`Lister::stop`] ended it.
 
 use bytes::Bytes;
+pub use format::engine::behind;
+use format::engine::common_prefix;
 
 /// The most entries of a page.
 pub const PAGE_COUNT_MAX: usize = 1000;
@@ -109,14 +111,6 @@ pub struct Lister<V> {
     page: Page<V>,
 }
 
-/// Returns the first sequence of bytes behind all that begin with these. `None`: there is none.
-pub fn behind(prefix: &[u8]) -> Option<Vec<u8>> {
-    let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end)
-}
-
 impl Listing {
     /// Returns the first key that may be listed.
     fn first(&self) -> Vec<u8> {
@@ -150,6 +144,11 @@ impl<V: PageValue> Lister<V> {
         let is_done = end.as_ref().is_some_and(|end| start >= *end);
         let page = Page { entries: Vec::new(), next: None };
         Lister { listing, end, start, is_done, size: 0, page }
+    }
+
+    /// Returns what is listed.
+    pub fn listing(&self) -> &Listing {
+        &self.listing
     }
 
     /// Returns the range of keys to read next: the first key, and the first one behind. `None`: the page is
@@ -230,13 +229,7 @@ impl<V: PageValue> Lister<V> {
 
     /// Returns the common prefix that a key is told as; `None`: it is told itself.
     fn common_prefix<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
-        let Listing { prefix, delimiter, .. } = &self.listing;
-        if delimiter.is_empty() {
-            return None;
-        }
-        let rest = &key[prefix.len()..];
-        let at = rest.windows(delimiter.len()).position(|bytes| bytes == &delimiter[..])?;
-        Some(&key[..prefix.len() + at + delimiter.len()])
+        common_prefix(key, self.listing.prefix.len(), &self.listing.delimiter)
     }
 
     /// Goes on behind a key.
@@ -486,9 +479,5 @@ mod tests {
         assert!(listing(1001, 1).check().is_err());
         assert!(listing(1000, PAGE_SIZE_MAX + 1).check().is_err());
         assert_eq!(listing(1000, PAGE_SIZE_MAX).check(), Ok(()));
-        assert_eq!(
-            (behind(b"a\xff"), behind(b"\xff"), behind(b"")),
-            (Some(b"b".to_vec()), None, None)
-        );
     }
 }

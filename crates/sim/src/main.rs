@@ -330,6 +330,7 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::RolledBackTableKept
         | Bug::BatchEnteredBeforeFlush
         | Bug::PendingForgottenEarly
+        | Bug::ListPassesPending
         | Bug::CachedValueKept
         | Bug::TrimBeforeEngineFlush
         | Bug::EngineNotCountedAsDurable

@@ -64,7 +64,7 @@ impl Progress {
     }
 
     /// Returns the answer, or what is still to be asked.
-    fn finish(&self, pg: PgId, pending: &Pending) -> Result<Found, Query> {
+    fn finish(&mut self, pg: PgId, pending: &Pending) -> Result<Found, Query> {
         match self {
             Progress::Get { key, found, .. } => {
                 let (contains, value) = found.clone().expect("the engine has answered");
@@ -104,7 +104,7 @@ impl Store {
         for (index, query) in queries.into_iter().enumerate() {
             let known = match &query {
                 Query::Get { key } => self.value_cache.value(pg.pool, key, caches),
-                Query::Scan { .. } => None,
+                Query::Scan { .. } | Query::List { .. } => None,
             };
             match (known.map(Option::<&Vec<u8>>::cloned), query) {
                 (Some(value), Query::Get { key }) => {
@@ -192,13 +192,13 @@ impl Store {
 
     /// Answers the read, or asks the engine for the rest of scans of which nothing is left.
     fn go_on_reading(&mut self, number: ReadNumber, effects: &mut Vec<Effect>) {
-        let read = &self.record_reads.open[&number];
+        let read = self.record_reads.open.get_mut(&number).expect("the read is open");
         if self.pending.number(read.pg.pool) != Some(read.family) {
             return self.end_read(number, Err(StoreError::NoFamily), effects);
         }
         let mut answers = Vec::with_capacity(read.queries.len());
         let mut rest = Vec::new();
-        for (index, query) in read.queries.iter().enumerate() {
+        for (index, query) in read.queries.iter_mut().enumerate() {
             match query.finish(read.pg, &self.pending) {
                 Ok(answer) => answers.push(answer),
                 Err(query) => rest.push((index, query)),
@@ -207,6 +207,7 @@ impl Store {
         if !rest.is_empty() {
             return self.ask_engine(number, rest, effects);
         }
+        let read = &self.record_reads.open[&number];
         for (query, answer) in read.queries.iter().zip(&answers).filter(|_| read.caches) {
             if let (Progress::Get { key, is_cached: false, .. }, Found::Value(value)) =
                 (query, answer)

@@ -1,5 +1,7 @@
 //! Settings of an engine, and the options of RocksDB that follow from them.
 
+use std::ffi::c_void;
+
 use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Env, LogLevel, Options, WriteOptions};
 
 use format::engine::Compression;
@@ -7,6 +9,9 @@ use format::engine::Compression;
 /// RocksDB stops the writes of a family that has so many files at its first level, and slows them and lets
 /// flushes wait from half of them on. Only a net: the writing thread slows them long before.
 pub(super) const FIRST_FILES_STOP: u32 = 128;
+
+/// A file is compacted if half of some records that follow one another are deletions: scans pass them one by one.
+const DELETIONS_WINDOW: usize = 8_192;
 
 /// What an engine may use. Nothing of it is frozen in the files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -90,6 +95,7 @@ pub(super) fn family_options(
 
     let mut options = Options::default();
     options.set_block_based_table_factory(&table);
+    compact_on_deletions(&mut options, cache);
     options.set_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(5) / 4));
     options.set_max_write_buffer_number(3);
     options.set_level_zero_slowdown_writes_trigger(FIRST_FILES_STOP as i32 / 2);
@@ -111,6 +117,55 @@ pub(super) fn family_options(
         options.set_compression_options(-14, 9, 0, 0);
     }
     options
+}
+
+#[allow(unsafe_code)]
+unsafe extern "C" {
+    /// Part of RocksDB's C interface that the crate does not have.
+    fn rocksdb_options_add_compact_on_deletion_collector_factory(
+        options: *mut c_void,
+        window_size: usize,
+        deletions_trigger: usize,
+    );
+}
+
+/// Files full of deletions are compacted. Requires: of what the options hold, nothing but a table factory with
+/// this cache was set by a value of the crate.
+#[allow(unsafe_code)]
+fn compact_on_deletions(options: &mut Options, cache: &Cache) {
+    let options = pointer_of(options, cache);
+    // SAFETY: it is RocksDB's own pointer, which the options keep alive, and nothing else uses them now.
+    unsafe {
+        rocksdb_options_add_compact_on_deletion_collector_factory(
+            options,
+            DELETIONS_WINDOW,
+            DELETIONS_WINDOW / 2,
+        );
+    }
+}
+
+/// Returns RocksDB's pointer, which the crate does not give away. The options consist of it and of what must
+/// live as long as they do: of that there is a cache, whose pointer is known, and nothing else. So it is the one
+/// word that is neither the cache's, nor zero, nor a tag. The workspace pins the crate's version.
+#[allow(unsafe_code)]
+fn pointer_of(options: &Options, cache: &Cache) -> *mut c_void {
+    type Word = *mut c_void;
+    const WORD_COUNT: usize = size_of::<Options>() / size_of::<Word>();
+    const {
+        assert!(size_of::<Options>() == WORD_COUNT * size_of::<Word>());
+        assert!(align_of::<Options>() == align_of::<Word>());
+        assert!(size_of::<Cache>() == size_of::<Word>());
+    }
+    // SAFETY: sizes and alignments are equal. All words of the options are set: pointers, `None` in the place of
+    // pointers, and the tag of an option that is set, which is as large as a pointer beside pointers.
+    let words: [Word; WORD_COUNT] = unsafe { std::mem::transmute_copy(options) };
+    // SAFETY: the sizes are equal, and a cache is a pointer.
+    let cache: Word = unsafe { std::mem::transmute_copy(cache) };
+    let is_other = |word: &&Word| word.addr() > 1 && **word != cache;
+    let mut others = words.iter().filter(is_other);
+    let pointer = *others.next().expect("the options have a pointer");
+    assert!(others.next().is_none(), "the crate's options have changed");
+    pointer
 }
 
 /// Every write: the journal of the store is the log, so RocksDB's is off.

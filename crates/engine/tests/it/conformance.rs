@@ -1,13 +1,17 @@
 //! The rules of `docs/internals/engine.md`, one test for each, run against both engines.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use engine::{Answer, Change, Compression, EngineError, EngineEvent, EngineOp, Query};
+use engine::{
+    Answer, Change, Compression, EngineError, EngineEvent, EngineOp, Flags, Folding, Query,
+    READ_COUNT_MAX,
+};
 
 use crate::model::{self, Written};
 use crate::subject::{
-    Client, Engine, Random, RealEngine, TwinEngine, delete, delete_range, get, large_value, pool,
-    put, scan,
+    Client, Engine, Random, RealEngine, TwinEngine, behind_listed, delete, delete_range, get,
+    large_value, list, pool, put, scan,
 };
 
 /// Makes each function a test of both engines.
@@ -31,6 +35,9 @@ conformance! {
     a_batch_at_or_below_the_lsn_is_skipped
     writes_end_in_the_order_of_their_requests
     a_scan_stops_at_its_limits_and_says_whether_there_is_more
+    a_list_passes_what_a_record_stands_for
+    a_list_that_ends_early_has_a_record
+    a_list_behind_deleted_records_shows_the_next_one
     any_bytes_are_a_key
     all_queries_of_a_read_see_one_state
     a_read_contains_what_had_ended_before_it
@@ -273,6 +280,236 @@ fn a_scan_stops_at_its_limits_and_says_whether_there_is_more<E: Engine>() {
             records.iter().map(|(key, _)| String::from_utf8_lossy(key).into_owned()).collect();
         assert_eq!((found.as_str(), more), (expected, expected_more), "{query:?}");
         assert!(records.iter().all(|(_, value)| value == b"12345"));
+    }
+}
+
+fn a_list_passes_what_a_record_stands_for<E: Engine>() {
+    let mut client = with_family::<E>();
+    let keys = ["xa", "xb/1", "xb/2", "xc/1", "xc/2", "xc/3", "xd/1", "xe"];
+    // What has the flag is passed over: the second and the third record stand for nothing.
+    let value = |key: &str| if ["xb/1", "xc/1", "xd/1"].contains(&key) { "02" } else { "00" };
+    let records = keys.map(|key| put(key, value(key)));
+    client.write(1, 10, records.to_vec()).expect("written");
+    client.flush(1).expect("flushed");
+    let folding = |prefix_size, delimiter: &str, mask| Folding {
+        prefix_size,
+        delimiter: delimiter.into(),
+        passed: vec![Flags { at: 1, mask }],
+    };
+    let all = keys.to_vec();
+    let cases = [
+        ("x", folding(1, "/", 2), vec!["xa", "xb/1", "xb/2", "xc/1", "xc/2", "xd/1", "xe"]),
+        ("x", folding(1, "/", 0), vec!["xa", "xb/1", "xc/1", "xd/1", "xe"]),
+        ("xb/1\0", folding(1, "/", 0), vec!["xb/2", "xc/1", "xd/1", "xe"]),
+        ("x", folding(0, "x", 0), vec!["xa"]),
+        ("x", folding(1, "x", 0), all.clone()),
+        ("x", Folding::default(), all),
+    ];
+    for (start, folding, expected) in cases {
+        for count_max in [1, 2, 100] {
+            let (mut from, mut found) = (start.as_bytes().to_vec(), Vec::new());
+            loop {
+                let query = list(&from, Some(b"xe\0"), count_max, &folding);
+                let (records, more) = client.scan(1, query).expect("readable");
+                assert!(records.count() <= count_max);
+                found.extend(
+                    records.iter().map(|(key, _)| String::from_utf8_lossy(key).into_owned()),
+                );
+                if !more {
+                    break;
+                }
+                from = behind_listed(&records, &folding);
+            }
+            assert_eq!(found, expected, "{start} {folding:?}");
+        }
+    }
+    // A scan passes nothing.
+    let (records, more) = client.scan(1, scan(b"x", None, 100, 1000)).expect("readable");
+    assert_eq!((records.count(), more), (keys.len(), false));
+}
+
+fn a_list_that_ends_early_has_a_record<E: Engine>() {
+    let mut client = with_family::<E>();
+    let records = (0..2_000).map(|number| put(numbered(number), [0; 20])).collect();
+    client.write(1, 10, records).expect("written");
+    for from_memory in [false, true] {
+        let (mut from, mut count) = (Vec::new(), 0);
+        loop {
+            let query = list(&from, None, 900, &Folding::default());
+            let op = client.begin_read(1, vec![query], from_memory);
+            let answers = match client.wait_read(op).1 {
+                Err(EngineError::WouldBlock) if from_memory => continue,
+                answers => answers.expect("readable"),
+            };
+            let [Answer::Records { records, more }] = &answers[..] else { panic!("{answers:?}") };
+            count += records.count();
+            if !more {
+                break;
+            }
+            from = behind_listed(records, &Folding::default());
+        }
+        assert_eq!(count, 2_000);
+    }
+}
+
+fn numbered(number: u32) -> String {
+    format!("{number:07}")
+}
+
+/// Writes records, and deletes all but the last of them.
+fn with_deleted_records<E: Engine>(count: u32) -> Client<E> {
+    let mut client = with_family::<E>();
+    let keys: Vec<String> = (0..count).map(numbered).collect();
+    for (lsn, keys) in (10..).zip(keys.chunks(1_000)) {
+        client.write(1, lsn, keys.iter().map(|key| put(key, b"value")).collect()).expect("written");
+    }
+    for (lsn, keys) in (1_000_000..).zip(keys[..keys.len() - 1].chunks(1_000)) {
+        client.write(1, lsn, keys.iter().map(delete).collect()).expect("written");
+    }
+    client
+}
+
+/// Neither a list nor a scan takes what it passed in vain for the end of its range.
+fn a_list_behind_deleted_records_shows_the_next_one<E: Engine>() {
+    let mut client = with_deleted_records::<E>(5_000);
+    let queries =
+        || [list(b"", None, 10, &Folding::default()), scan(b"", None, 10, 1000)].map(|it| vec![it]);
+    let is_right = |answers: &[Answer]| {
+        let [Answer::Records { records, more: false }] = answers else { return false };
+        records.iter().map(|(key, _)| key).eq([numbered(4_999).as_bytes()])
+    };
+    for query in queries() {
+        for _ in 0..10 {
+            let op = client.begin_read(1, query.clone(), true);
+            match client.wait_read(op).1 {
+                // The twin passes what it wants.
+                Ok(answers) => assert!(!E::IS_THREADED && is_right(&answers), "{answers:?}"),
+                Err(error) => assert_eq!(error, EngineError::WouldBlock),
+            }
+        }
+        let answers = client.read(1, query).expect("readable");
+        assert!(is_right(&answers), "{answers:?}");
+    }
+}
+
+#[test]
+fn scans_from_memory_share_the_time_of_a_turn() {
+    let mut client = with_family::<RealEngine>();
+    let records = (0..20_000).map(|number| put(numbered(number), b"value")).collect();
+    client.write(1, 10, records).expect("written");
+    let folding = Folding::default();
+    let all = || vec![list(b"", None, usize::MAX, &folding), list(b"", None, 1, &folding)];
+    let begun = Instant::now();
+    let ops: Vec<EngineOp> =
+        (0..READ_COUNT_MAX - 1).map(|_| client.begin_read(1, all(), true)).collect();
+    let took = begun.elapsed();
+    // Keys are found from memory as ever.
+    let key = client.begin_read(1, vec![get(numbered(7))], true);
+    let results: Vec<_> = ops.into_iter().map(|op| client.wait_read(op).1).collect();
+    let blocked = results.iter().position(|result| *result == Err(EngineError::WouldBlock));
+    let blocked = blocked.expect("a quarter of them takes longer");
+    let are_blocked = |result: &Result<_, _>| *result == Err(EngineError::WouldBlock);
+    assert!(results[blocked..].iter().all(are_blocked), "{blocked}");
+    assert!(blocked < 100, "{blocked} reads in {took:?}");
+    assert_eq!(client.wait_read(key).1, Ok(vec![Answer::Value(Some(b"value".to_vec()))]));
+    // In the next turn they are answered again.
+    let op = client.begin_read(1, vec![list(b"", None, 1, &folding)], true);
+    assert!(client.wait_read(op).1.is_ok());
+}
+
+#[test]
+fn files_full_of_deletions_are_compacted() {
+    let mut client = with_family::<RealEngine>();
+    let puts = (0..20_000).map(|number| put(numbered(number), b"value"));
+    for (lsn, puts) in (10..).zip(puts.collect::<Vec<_>>().chunks(1_000)) {
+        client.write(1, lsn, puts.to_vec()).expect("written");
+    }
+    client.flush(1).expect("flushed");
+    // So few files are not compacted for their number.
+    client
+        .write(1, 1_000, (1..20_000).map(|number| delete(numbered(number))).collect())
+        .expect("ok");
+    client.flush(1).expect("flushed");
+    let begun = Instant::now();
+    loop {
+        let statistics = client.statistics();
+        if statistics.families[0].disk_size < 4_000 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{statistics:?}");
+        std::thread::yield_now();
+    }
+    assert_eq!(client.all(1).len(), 1);
+}
+
+/// Prints what lists take on the caller's thread. Run it with `--ignored --nocapture`.
+#[test]
+#[ignore = "it measures"]
+fn what_lists_take() {
+    let mut client = with_deleted_records::<RealEngine>(200_000);
+    let folding = Folding::default();
+    for (what, from_memory) in [("from memory", true), ("on a thread", false)] {
+        let begun = Instant::now();
+        let op = client.begin_read(1, vec![list(b"", None, 1_000, &folding)], from_memory);
+        let submitted = begun.elapsed();
+        let result = client.wait_read(op).1.map(|answers| answers.len());
+        println!("behind 200000 removals {what}: {submitted:?}, {:?}: {result:?}", begun.elapsed());
+    }
+    client.write(1, 2_000_000, vec![delete_range("0", "1")]).expect("written");
+    let values = (0..20_000).map(|number| put(numbered(number), b"value"));
+    client.write(1, 2_000_001, values.collect()).expect("written");
+    client.write(1, 2_000_002, vec![delete_range("0", "1")]).expect("written");
+    let begun = Instant::now();
+    let op = client.begin_read(1, vec![list(b"", None, 1_000, &folding)], true);
+    let submitted = begun.elapsed();
+    println!(
+        "behind a range of 20000: {submitted:?}: {:?}",
+        client.wait_read(op).1.map(|it| it.len())
+    );
+    let mut client = with_family::<RealEngine>();
+    let names = (0..40_000).map(|number| format!("x{:04}/{:02}", number / 40, number % 40));
+    for (lsn, names) in (10..).zip(names.collect::<Vec<_>>().chunks(1_000)) {
+        client.write(1, lsn, names.iter().map(|key| put(key, [0; 60])).collect()).expect("written");
+    }
+    client.flush(1).expect("flushed");
+    client.all(1);
+    let folding = Folding { prefix_size: 1, delimiter: b"/".to_vec(), passed: Vec::new() };
+    for round in 0..2 {
+        let (mut from, mut rounds, mut longest) = (b"x".to_vec(), 0, Duration::ZERO);
+        let begun = Instant::now();
+        loop {
+            let query = match round {
+                // A round for each common prefix.
+                0 => scan(&from, Some(b"y"), 16, usize::MAX),
+                _ => list(&from, Some(b"y"), 1_001, &folding),
+            };
+            let round_begun = Instant::now();
+            let op = client.begin_read(1, vec![query.clone()], true);
+            longest = longest.max(round_begun.elapsed());
+            let answers = match client.wait_read(op).1 {
+                Err(EngineError::WouldBlock) => {
+                    rounds += 1;
+                    client.read(1, vec![query])
+                }
+                answers => answers,
+            };
+            let answers = answers.expect("readable");
+            rounds += 1;
+            let [Answer::Records { records, more }] = &answers[..] else { panic!("{answers:?}") };
+            if records.is_empty() || round == 1 && !more {
+                break;
+            }
+            let (key, _) = match round {
+                0 => records.iter().next(),
+                _ => records.iter().last(),
+            }
+            .expect("a record");
+            from = format::engine::behind(&key[..6]).expect("not the last");
+        }
+        println!(
+            "1000 common prefixes: {rounds} rounds, {:?}, longest {longest:?}",
+            begun.elapsed()
+        );
     }
 }
 

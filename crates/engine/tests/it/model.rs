@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use engine::{Change, Compression};
+use engine::{Change, Compression, Flags, Folding};
 use proptest::prelude::*;
 
-use crate::subject::{Client, Engine, RealEngine, TwinEngine, delete, delete_range, put, scan};
+use crate::subject::{
+    Client, Engine, RealEngine, TwinEngine, behind_listed, delete, delete_range, list, put, scan,
+};
 
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -13,9 +15,27 @@ const FAMILIES: [u32; 2] = [1, 2];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Write { family: u32, changes: Vec<Change> },
-    Flush { family: u32 },
-    Scan { family: u32, start: Vec<u8>, end: Option<Vec<u8>>, count_max: usize, size_max: usize },
+    Write {
+        family: u32,
+        changes: Vec<Change>,
+    },
+    Flush {
+        family: u32,
+    },
+    Scan {
+        family: u32,
+        start: Vec<u8>,
+        end: Option<Vec<u8>>,
+        count_max: usize,
+        size_max: usize,
+    },
+    /// Page by page, from this key on.
+    List {
+        family: u32,
+        start: Vec<u8>,
+        count_max: usize,
+        folding: Folding,
+    },
     Crash,
 }
 
@@ -49,9 +69,18 @@ fn step() -> impl Strategy<Value = Step> {
             size_max,
         },
     );
+    let delimiter = prop::sample::select(vec![&b""[..], b"a", b"b", b"bc"]);
+    let list = (family(), key(), 1..20usize, (0..2usize, delimiter, 0..4u8)).prop_map(
+        |(family, start, count_max, (prefix_size, delimiter, mask))| {
+            let (delimiter, passed) = (delimiter.to_vec(), vec![Flags { at: 0, mask }]);
+            let folding = Folding { prefix_size, delimiter, passed };
+            Step::List { family, start, count_max, folding }
+        },
+    );
     prop_oneof![
         12 => write,
         3 => scan,
+        3 => list,
         1 => family().prop_map(|family| Step::Flush { family }),
         1 => Just(Step::Crash),
     ]
@@ -172,6 +201,30 @@ fn run<E: Engine>(steps: Vec<Step>) {
                 assert!(found.len() <= 1 || size - last < size_max);
                 let is_full = found.len() == count_max || size >= size_max;
                 assert!(!more || is_full, "it stopped before its limits");
+            }
+            Step::List { family, start, count_max, folding } => {
+                let model = written[&family].model();
+                let mut expected = model.range(start.clone()..);
+                let mut from = start;
+                loop {
+                    let query = list(&from, Some(b"\xff\xff\xff\xff\xff\xff"), count_max, &folding);
+                    let (records, more) = client.scan(family, query).expect("readable");
+                    assert!(records.count() <= count_max && (!more || !records.is_empty()));
+                    let mut passed: Option<&[u8]> = None;
+                    for found in records.iter() {
+                        let is_passed = |key: &[u8]| passed.is_some_and(|it| key.starts_with(it));
+                        let next = expected.find(|(key, _)| !is_passed(key));
+                        assert_eq!(next.map(|(key, value)| (&key[..], &value[..])), Some(found));
+                        passed = folding.common_prefix(found.0, found.1);
+                    }
+                    if !more {
+                        let is_passed = |key: &[u8]| passed.is_some_and(|it| key.starts_with(it));
+                        assert_eq!(expected.find(|(key, _)| !is_passed(key)), None);
+                        break;
+                    }
+                    from = behind_listed(&records, &folding);
+                    expected = model.range(from.clone()..);
+                }
             }
             Step::Crash => {
                 client = crash(client, &mut written);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use base::{Lsn, PoolId};
 use engine::{
     Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
-    Identity, OpenError, Query, Records, Rocks, Settings, Statistics, Twin,
+    Folding, Identity, OpenError, Query, Records, Rocks, Settings, Statistics, Twin,
 };
 
 pub const IDENTITY: Identity = Identity { engine: 0xe, store: 0x5 };
@@ -45,6 +45,22 @@ pub fn large_value(key: &str) -> Vec<u8> {
 
 pub fn scan(start: &[u8], end: Option<&[u8]>, count_max: usize, size_max: usize) -> Query {
     Query::Scan { start: start.to_vec(), end: end.map(<[u8]>::to_vec), count_max, size_max }
+}
+
+/// A list of records whose keys go on behind the same first bytes.
+pub fn list(start: &[u8], end: Option<&[u8]>, count_max: usize, folding: &Folding) -> Query {
+    let (start, end, folding) = (start.to_vec(), end.map(<[u8]>::to_vec), folding.clone());
+    Query::List { start, end, count_max, size_max: usize::MAX, folding }
+}
+
+/// Returns where a list goes on behind its last record.
+pub fn behind_listed(records: &Records, folding: &Folding) -> Vec<u8> {
+    let (key, value) = records.iter().last().expect("a record, or the end");
+    let common = folding.common_prefix(key, value);
+    match common.map(format::engine::behind) {
+        Some(behind) => behind.expect("not the last key of all"),
+        None => [key, &[0]].concat(),
+    }
 }
 
 /// A directory that goes when the test ends.

@@ -57,6 +57,12 @@ impl Records {
         })
     }
 
+    /// Forgets all but the first records.
+    pub fn truncate(&mut self, count: usize) {
+        self.ends.truncate(count);
+        self.bytes.truncate(self.ends.last().map_or(0, |(_, end)| *end));
+    }
+
     /// Returns the last key.
     pub fn last_key(&self) -> Option<&[u8]> {
         let (key_end, _) = *self.ends.last()?;
@@ -91,5 +97,9 @@ mod tests {
         assert!(records.iter().eq(expected));
         assert_eq!(records.last_key(), Some(&b"d"[..]));
         assert_eq!((records.count(), records.size()), (3, 10));
+        records.truncate(1);
+        assert!(records.iter().eq(expected.into_iter().take(1)));
+        records.truncate(0);
+        assert_eq!((records.last_key(), records.size()), (None, 0));
     }
 }

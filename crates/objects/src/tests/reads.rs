@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use format::engine::{Answer, Query, Records};
 
 use super::*;
+use crate::listing::behind;
 use crate::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_DATA_MAX};
 use crate::model::{all, is_answer, listed};
 
@@ -13,22 +14,28 @@ impl Store {
     /// Answers a query; a scan stops after so many records at most.
     fn answer(&self, query: &Query, portion: usize) -> Answer {
         query.verify();
-        match query {
-            Query::Get { key } => Answer::Value(self.records.get(key).cloned()),
-            Query::Scan { start, end, count_max, size_max } => {
-                let end = end.as_ref().expect("a read has an end");
-                assert!(start < end);
-                let mut records = Records::default();
-                for (key, value) in self.records.range(start.clone()..end.clone()) {
-                    let is_full = records.count() == portion.min(*count_max)
-                        || records.size() >= *size_max && !records.is_empty();
-                    if is_full {
-                        return Answer::Records { records, more: true };
-                    }
-                    records.push(key, value);
-                }
-                Answer::Records { records, more: false }
+        let Some(scan) = query.scan() else {
+            let Query::Get { key } = query else { unreachable!("all others scan") };
+            return Answer::Value(self.records.get(key).cloned());
+        };
+        let end = scan.end.expect("a read has an end");
+        assert!(scan.start < end);
+        let (mut records, mut from) = (Records::default(), scan.start.to_vec());
+        loop {
+            let mut rest = self.records.range(from..).filter(|(key, _)| &key[..] < end);
+            let Some((key, value)) = rest.next() else {
+                return Answer::Records { records, more: false };
+            };
+            let is_full = records.count() == portion || scan.is_full(&records);
+            if is_full && !records.is_empty() {
+                return Answer::Records { records, more: true };
             }
+            records.push(key, value);
+            let common = scan.common_prefix(key, value);
+            from = common.map_or_else(
+                || [&key[..], &[0]].concat(),
+                |common| behind(common).expect("kinds are below the highest byte"),
+            );
         }
     }
 

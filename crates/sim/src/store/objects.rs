@@ -21,7 +21,8 @@ use blockstore::{
     Request, Settings, Store, StoreError,
 };
 use engine::{
-    Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
+    Answer as Found, Change, Compression, EngineEffect, EngineEvent, Flags, Folding, Identity,
+    Query, Records, Twin,
 };
 
 use super::asked::{Asked, Todo};
@@ -659,9 +660,17 @@ impl World {
         let from_memory = random.chance(from_memory);
         let queries = (0..random.range(1..4)).map(|_| {
             let (start, end) = range_of(pg);
-            match random.below(3) {
+            match random.below(4) {
                 0 => Query::Get { key: key(pg, random.below(key_count)) },
                 1 => Query::Scan { start, end: Some(end), count_max: 1000, size_max: 1 << 20 },
+                2 => {
+                    // The first change of a batch stands for all keys of the PG, and so does the fifth.
+                    let (prefix_size, passed) = (0, vec![Flags { at: 12, mask: 3 }]);
+                    let folding = Folding { prefix_size, delimiter: start, passed };
+                    let start = key(pg, random.below(key_count));
+                    let (end, count_max) = (Some(end), random.range(1..20) as usize);
+                    Query::List { start, end, count_max, size_max: 1 << 20, folding }
+                }
                 _ => {
                     let start = key(pg, random.below(key_count));
                     let end = Some(key(pg, random.below(key_count) + 1)).filter(|end| start < *end);
@@ -898,6 +907,38 @@ fn check_answer(content: &Content, query: &Query, answer: &Found) -> Result<(), 
                 _ => Ok(()),
             }
         }
+        (Query::List { start, end: Some(end), folding, .. }, Found::Records { records, more }) => {
+            let expected = content.range(start.clone()..end.clone());
+            check_folded(expected, folding, (records, *more))
+                .map_err(|text| format!("{query:?} {text}"))
+        }
         _ => Err(format!("{query:?} is answered with {answer:?}")),
+    }
+}
+
+/// Compares a list with the records of its range: it may lack those for which others stand that it has.
+fn check_folded<'a>(
+    expected: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>,
+    folding: &Folding,
+    (records, more): (&Records, bool),
+) -> Result<(), String> {
+    let mut expected = expected.peekable();
+    let mut passed: Option<&[u8]> = None;
+    let is_passed =
+        |key: &[u8], passed: Option<&[u8]>| passed.is_some_and(|it| key.starts_with(it));
+    for (key, value) in records.iter() {
+        while expected.next_if(|(it, _)| &it[..] < key && is_passed(it, passed)).is_some() {}
+        let next = expected.next().map(|(key, value)| (&key[..], &value[..]));
+        if next != Some((key, value)) {
+            let found = text_of([(key, value)].into_iter());
+            return Err(format!("shows {found} in place of {}", text_of(next.into_iter())));
+        }
+        passed = folding.common_prefix(key, value).or(passed);
+    }
+    match expected.find(|(key, _)| !is_passed(key, passed)) {
+        Some(_) if records.is_empty() || !more => {
+            Err(format!("shows {}, more: {more}: not all", text_of(records.iter())))
+        }
+        _ => Ok(()),
     }
 }

@@ -10,7 +10,7 @@ use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Epoch, SessionId, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
 use format::disk::{BlockAction, BlockChange, NoteKey, UnitSet};
-use format::engine::{Answer as Found, Change, Query, Records};
+use format::engine::{Answer as Found, Change, Query, Records, behind};
 use format::wire::{Content, Digest, ListedBlock};
 
 use crate::objects::log::reach_of;
@@ -350,23 +350,22 @@ impl Store {
     }
 
     fn find(&self, query: &Query) -> Found {
-        match query {
-            Query::Get { key } => Found::Value(self.records.get(key).cloned()),
-            Query::Scan { start, end, count_max, size_max } => {
-                let mut records = Records::default();
-                let range = self.records.range(start.clone()..);
-                for (key, value) in range {
-                    if end.as_ref().is_some_and(|end| key >= end) {
-                        break;
-                    }
-                    if records.count() == *count_max || records.size() >= *size_max {
-                        return Found::Records { records, more: true };
-                    }
-                    records.push(key, value);
-                }
-                Found::Records { records, more: false }
+        let Some(scan) = query.scan() else {
+            let Query::Get { key } = query else { unreachable!("all others scan") };
+            return Found::Value(self.records.get(key).cloned());
+        };
+        let (mut records, mut from) = (Records::default(), scan.start.to_vec());
+        while let Some((key, value)) = self.records.range(from..).next()
+            && scan.end.is_none_or(|end| &key[..] < end)
+        {
+            if scan.is_full(&records) {
+                return Found::Records { records, more: true };
             }
+            records.push(key, value);
+            let behind = scan.common_prefix(key, value).and_then(behind);
+            from = behind.unwrap_or_else(|| [&key[..], &[0]].concat());
         }
+        Found::Records { records, more: false }
     }
 
     fn copy(&self, key: BlockKey, units: UnitSet) -> Content {
