@@ -12,6 +12,7 @@
 use base::{ImageId, StripeIndex, Version};
 use format::disk::BlockKey;
 use format::disk::bytes::{Reader, Writer};
+use format::engine::Flags;
 
 use crate::keys::Name;
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
@@ -24,6 +25,9 @@ const FLAGS_AT: usize = 12;
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_IN_BLOCKS: u8 = 2;
 pub(crate) const FLAG_PARTIAL: u8 = 4;
+
+/// An encoded head with this flag is a tombstone.
+pub(crate) const TOMBSTONE: Flags = Flags { at: FLAGS_AT, mask: FLAG_TOMBSTONE };
 
 /// Names the blocks that hold the data of one object, and of no other: 52 bits, of which the upper 32 are not
 /// all zero. An object that is put anew gets another one.

@@ -10,21 +10,23 @@
 //! Invariants
 //!   1. A key is told only when each range was read beyond it.
 //!   2. With one range, nothing that was read waits to be told: what the page tells is all that was read.
+//!   3. What is passed without being read begins with a common prefix, and lies behind a record of which the page
+//!      tells as this common prefix: one with flags that are passed is told of by nobody ([`Folding`]).
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 
 use bytes::Bytes;
-use format::engine::{Query, Records};
+use format::engine::{Flags, Folding, Query, Records};
 
 use crate::keys::behind_all;
 use crate::listing::{Lister, Listing, Page, PageValue};
 use crate::touched::Touched;
 
-/// How many keys of each range a page with a delimiter reads first, and again behind each common prefix:
-/// what else a common prefix stands for is read for nothing.
-const PORTION_MIN: usize = 16;
+/// The most records of several ranges that a page with a delimiter reads at once, about: ranges may have the
+/// same common prefixes, of which each is told once.
+const FOLDED_MAX: usize = 4_096;
 /// The most bytes that a page of several ranges reads at once, about.
 const SCANS_SIZE: usize = 2 << 20;
 /// The fewest bytes that it reads of each range.
@@ -43,8 +45,8 @@ pub(crate) struct Paging<V> {
     ranges: Vec<Range<V>>,
     /// The first key of each range that was read and not told yet, with the range's index.
     fronts: BinaryHeap<Reverse<(Bytes, usize)>>,
-    /// How many keys of each range to read next, at most.
-    portion: usize,
+    /// Records with these flags are passed over.
+    passed: Vec<Flags>,
     /// Whether the page has all of what was read: else it has room for more keys than its size would tell.
     tells_all: bool,
     /// Makes the page's value of a record's value. The inner `None`: the key is passed over. The outer one:
@@ -62,21 +64,21 @@ struct Range<V> {
 }
 
 impl<V: PageValue> Paging<V> {
-    /// Begins a page of what lies behind these prefixes of keys: at least one. `tells_all`: what it tells of
-    /// a record is about as long as the record. Requires: [`Listing::check`]
-    /// accepts the listing.
+    /// Begins a page of what lies behind these prefixes of keys: at least one. `passed`: all that `decode`
+    /// passes over has one of these flags. `tells_all`: what it tells of a record is about as long as the
+    /// record. Requires: [`Listing::check`] accepts the listing.
     pub fn new(
         listing: Listing,
         prefixes: impl IntoIterator<Item = Vec<u8>>,
+        passed: Vec<Flags>,
         tells_all: bool,
         decode: fn(&Bytes) -> Option<Option<V>>,
     ) -> Paging<V> {
-        let portion = if listing.delimiter.is_empty() { usize::MAX } else { PORTION_MIN };
         let lister = Lister::new(listing);
         let range = |prefix| Range { prefix, next: Some(Vec::new()), ahead: VecDeque::new() };
         let ranges = prefixes.into_iter().map(range).collect();
         let mut paging =
-            Paging { lister, ranges, fronts: BinaryHeap::new(), portion, tells_all, decode };
+            Paging { lister, ranges, fronts: BinaryHeap::new(), passed, tells_all, decode };
         paging.tell();
         paging
     }
@@ -86,12 +88,14 @@ impl<V: PageValue> Paging<V> {
         let Some((_, end)) = self.lister.range() else { return Vec::new() };
         let (count, size) = self.lister.room();
         // One key more than fits shows where the next page begins.
-        let count = match self.ranges.len() {
+        let Listing { prefix: listed, delimiter, .. } = self.lister.listing();
+        // The page ends where the range ends that was read least far: some of each more than its share.
+        let share = |ranges: usize| (count + count / 4) / ranges + 8;
+        let count_max = match self.ranges.len() {
             1 => count + 1,
-            // The page ends where the range ends that was read least far: some of each more than its share.
-            ranges => (count + count / 4) / ranges + 8,
+            ranges if delimiter.is_empty() => share(ranges),
+            ranges => share(ranges).max(FOLDED_MAX / ranges).min(count + 1),
         };
-        let count_max = count.min(self.portion);
         let size_of = |prefix: &[u8]| match self.ranges.len() {
             1 => size + 1 + count_max * prefix.len(),
             ranges => {
@@ -101,11 +105,16 @@ impl<V: PageValue> Paging<V> {
         };
         let query = |Range { prefix, next, .. }: &Range<V>| {
             let end = end.map_or_else(|| behind_all(prefix), |end| [prefix, end].concat());
-            Some(Query::Scan {
+            Some(Query::List {
                 start: [&prefix[..], next.as_ref()?].concat(),
                 end: Some(end),
                 count_max,
                 size_max: size_of(prefix),
+                folding: Folding {
+                    prefix_size: prefix.len() + listed.len(),
+                    delimiter: delimiter.clone(),
+                    passed: self.passed.clone(),
+                },
             })
         };
         self.ranges.iter().filter_map(query).collect()
@@ -118,7 +127,6 @@ impl<V: PageValue> Paging<V> {
         answers: impl IntoIterator<Item = (Records, bool)>,
     ) -> Result<(), BadRecord> {
         let end = self.lister.range().and_then(|(_, end)| end.map(<[u8]>::to_vec));
-        let mut reached = None;
         let open = self.ranges.iter_mut().enumerate().filter(|(_, range)| range.next.is_some());
         for ((index, range), (records, more)) in open.zip(answers) {
             assert!(!more || !records.is_empty(), "a scan that stops early has a record");
@@ -135,15 +143,8 @@ impl<V: PageValue> Paging<V> {
             let front = range.ahead.front().filter(|_| had_none);
             self.fronts.extend(front.map(|(key, _)| Reverse((key.clone(), index))));
             range.next = next.filter(|next| end.as_ref().is_none_or(|end| next < end));
-            reached = reached.max(range.next.clone());
         }
         self.tell();
-        let start = self.lister.range().map(|(start, _)| start);
-        let is_beyond = start.is_some_and(|start| reached.is_some_and(|it| start > &it[..]));
-        self.portion = match is_beyond {
-            true => PORTION_MIN,
-            false => self.portion.saturating_mul(2),
-        };
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use format::disk::BlockKey;
 use format::engine::{Answer, Query, Records};
 
-use crate::head::{Head, HeadContent, Stat};
+use crate::head::{Head, HeadContent, Stat, TOMBSTONE};
 use crate::keys::{Key, Kind, Name, Shard, attributes_prefix, heads_prefix, records_prefix};
 use crate::listing::Listing;
 use crate::look::{Listed, Look, Read, ReadAnswer};
@@ -226,7 +226,8 @@ impl Part {
             Part::Head(HeadPart { name: name.clone(), range, stage: HeadStage::Head })
         };
         let fields = |listing: &Listing, prefix| {
-            Part::Fields(Paging::new(listing.clone(), [prefix], true, |value| {
+            let passed = Vec::new();
+            Part::Fields(Paging::new(listing.clone(), [prefix], passed, true, |value| {
                 Some(Some(value.clone()))
             }))
         };
@@ -248,7 +249,13 @@ impl Part {
             Read::List { shards, listing, with_data } => {
                 let decode = if *with_data { listed_with_data } else { listed };
                 let prefixes = shards.iter().map(|shard| heads_prefix(*shard));
-                Part::List(Paging::new(listing.clone(), prefixes, *with_data, decode))
+                Part::List(Paging::new(
+                    listing.clone(),
+                    prefixes,
+                    vec![TOMBSTONE],
+                    *with_data,
+                    decode,
+                ))
             }
         }
     }
