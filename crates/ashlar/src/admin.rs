@@ -1,7 +1,5 @@
 //! Operator commands that a monitor carries out: each sends a command, then prints the answer.
 
-use std::io::Write;
-
 use base::{Choice, ImageId, MonitorId, OsdId, PgId, Scheme};
 use client::Config;
 use cluster::map::FailureDomain;
@@ -147,11 +145,11 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
     match command {
         VolumeCommand::Create { name, size, pool } => {
             let create = Command::VolumeCreate { volume: name, size: size.0, pool };
-            print_object(format, &call(config, format, create)?, VOLUME_MADE);
+            print_object(format, &call(config, format, create)?, VOLUME_MADE)?;
         }
         VolumeCommand::Ls => {
             let empty = "no volumes; create one: ashlar volume create disk1 --size 10GiB";
-            print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty);
+            print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty)?;
         }
         VolumeCommand::Info { name } => {
             let mut info = call(config, format, Command::VolumeInfo { volume: name })?;
@@ -159,22 +157,22 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
                 let (lock, sessions) = (lock_text(&info), session_texts(&info));
                 (info["lock"], info["sessions"]) = (json!(lock), json!(sessions));
             }
-            print_object(format, &info, VOLUME_INFO);
+            print_object(format, &info, VOLUME_INFO)?;
         }
         VolumeCommand::Resize { name, size, shrink } => {
             let resize = Command::VolumeResize { volume: name, size: size.0, shrink };
-            print_object(format, &call(config, format, resize)?, VOLUME_MADE);
+            print_object(format, &call(config, format, resize)?, VOLUME_MADE)?;
         }
         VolumeCommand::Unlock { name, yes } => {
             let unlock = Command::VolumeUnlock { volume: name.clone(), accepted: yes };
             let answer = call(config, format, unlock)?;
             let session = &answer["session"];
             let text = format!("{name} is unlocked; session {session} can no longer write");
-            print_done(format, &answer, &text);
+            print_done(format, &answer, &text)?;
         }
         VolumeCommand::Rm { name } => {
             let answer = call(config, format, Command::VolumeRemove { volume: name.clone() })?;
-            print_done(format, &answer, &format!("{name} is deleted; its space is being freed"));
+            print_done(format, &answer, &format!("{name} is deleted; its space is being freed"))?;
         }
     }
     Ok(())
@@ -256,9 +254,9 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             if is_of_objects && pool["kind"] != "object" {
                 return Err(not_of_objects(&pool));
             }
-            print_pool(format, &pool);
+            print_pool(format, &pool)?;
             if let (Format::Text, Some(warning)) = (format, pool["warning"].as_str()) {
-                eprintln!("warning: {warning}");
+                note!("warning: {warning}");
             }
         }
         PoolCommand::Ls => {
@@ -268,16 +266,16 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 &table(config, format, Table::Pool)?,
                 &[POOL, POOL_USE].concat(),
                 empty,
-            );
+            )?;
         }
         PoolCommand::Set { name, rename, ec, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);
             let set = Command::PoolSet { pool: name, rename, scheme: ec, min_size, failure_domain };
-            print_pool(format, &call(config, format, set)?);
+            print_pool(format, &call(config, format, set)?)?;
         }
         PoolCommand::Scrub { name, deep } => {
             let answer = call(config, format, Command::PoolScrub { pool: name, deep })?;
-            print_scrub(format, &answer);
+            print_scrub(format, &answer)?;
         }
         PoolCommand::Rm { name, yes } => {
             let remove = Command::PoolRemove { pool: name.clone(), accepted: yes };
@@ -286,15 +284,15 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 format,
                 &answer,
                 &format!("{name} is deleted; the OSDs are removing its remaining data"),
-            );
+            )?;
         }
     }
     Ok(())
 }
 
-fn print_pool(format: Format, pool: &Value) {
+fn print_pool(format: Format, pool: &Value) -> Result<(), Failure> {
     let of_objects = if pool["kind"] == "object" { POOL_OBJECTS } else { &[] };
-    print_object(format, pool, &[POOL, of_objects].concat());
+    print_object(format, pool, &[POOL, of_objects].concat())
 }
 
 /// Returns what to say when a monitor that knows no pools of objects created one of blocks.
@@ -342,19 +340,19 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
                 &call(config, format, Command::PgList { pool })?,
                 PG,
                 "no pools yet",
-            );
+            )?;
         }
         PgCommand::Describe { pg } => {
             let mut row = call(config, format, Command::PgDescribe { pg })?;
             if format == Format::Text {
                 row["damage"] = damage_text(&row["scrub"]).into();
             }
-            print_object(format, &row, PG_DESCRIBED);
+            print_object(format, &row, PG_DESCRIBED)?;
         }
         PgCommand::Scrub { pgs, deep } => {
             for pg in pgs {
                 let answer = call(config, format, Command::PgScrub { pg, deep })?;
-                print_scrub(format, &answer);
+                print_scrub(format, &answer)?;
             }
         }
         PgCommand::Fix { pg, block, keep, rebuild, rebuild_parity, accept_loss: _, yes } => {
@@ -372,13 +370,13 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
                 ),
                 false => format!("block {key} is not damaged any more"),
             };
-            print_done(format, &fixed, &line);
+            print_done(format, &fixed, &line)?;
         }
         PgCommand::GiveUp { pgs, they_are_off, yes } => {
             for pg in pgs {
                 let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
                 let answer = call(config, format, command)?;
-                print_done(format, &answer, &format!("{pg} now serves its remaining data"));
+                print_done(format, &answer, &format!("{pg} now serves its remaining data"))?;
             }
         }
     }
@@ -428,26 +426,26 @@ fn fix(
 /// Runs `ashlar osd scrub`.
 pub fn osd_scrub(config: &Config, osd: OsdId, deep: bool, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdScrub { osd, deep })?;
-    print_scrub(format, &answer);
+    print_scrub(format, &answer)?;
     let is_checked = answer["metadata"] == true;
     match format {
         Format::Text if deep && is_checked => {
-            println!("The metadata of {osd} will be checked, see its log");
+            print_line!("The metadata of {osd} will be checked, see its log")?;
         }
-        Format::Text if deep => println!("The metadata of {osd} is not checked: it is not up"),
+        Format::Text if deep => print_line!("The metadata of {osd} is not checked: it is not up")?,
         _ => {}
     }
     Ok(())
 }
 
 /// Prints the answer to a request for scrubs.
-fn print_scrub(format: Format, answer: &Value) {
+fn print_scrub(format: Format, answer: &Value) -> Result<(), Failure> {
     let missing = answer["unavailable"].as_array().map_or(0, Vec::len);
     let mut line = format!("{} PGs will be scrubbed, see `ashlar status`", answer["asked"]);
     if missing > 0 {
         line.push_str(&format!("; {missing} PGs are skipped: their primary cannot be reached"));
     }
-    print_done(format, answer, &line);
+    print_done(format, answer, &line)
 }
 
 /// Returns the damaged blocks of a PG as one text.
@@ -469,34 +467,38 @@ fn damage_text(scrub: &Value) -> String {
 pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdOut { osd })?;
     let line = format!("{osd} is out; its data is moving to other OSDs, see `ashlar status`");
-    print_done(format, &answer, &line);
+    print_done(format, &answer, &line)?;
     Ok(())
 }
 
 /// Runs `ashlar osd in`.
 pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdIn { osd })?;
-    print_done(format, &answer, &format!("{osd} is in; data is moving to it, see `ashlar status`"));
+    print_done(
+        format,
+        &answer,
+        &format!("{osd} is in; data is moving to it, see `ashlar status`"),
+    )?;
     Ok(())
 }
 
 /// Runs `ashlar osd rm`.
 pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdRemove { osd })?;
-    print_done(format, &answer, &format!("{osd} is removed; you can wipe its disk"));
+    print_done(format, &answer, &format!("{osd} is removed; you can wipe its disk"))?;
     Ok(())
 }
 
 /// Runs `ashlar mon ls`.
 pub fn monitor_list(config: &Config, format: Format) -> Result<(), Failure> {
-    print_rows(format, &call(config, format, Command::MonitorList)?, MONITOR, "no monitors");
+    print_rows(format, &call(config, format, Command::MonitorList)?, MONITOR, "no monitors")?;
     Ok(())
 }
 
 /// Runs `ashlar mon rm`.
 pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::MonitorRemove { monitor })?;
-    print_done(format, &answer, &format!("{monitor} is removed"));
+    print_done(format, &answer, &format!("{monitor} is removed"))?;
     Ok(())
 }
 
@@ -522,11 +524,11 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
         }
     }
     let of_engine = if has_engine { OSD_ENGINE } else { &[] };
-    print_rows(format, &rows, &[OSD, of_engine, OSD_PLACE].concat(), empty);
+    print_rows(format, &rows, &[OSD, of_engine, OSD_PLACE].concat(), empty)?;
     if format == Format::Text
         && let Some(text) = rows.as_array().and_then(|rows| fullness_text(rows))
     {
-        println!("\n{text}");
+        print_line!("\n{text}")?;
     }
     Ok(())
 }
@@ -535,10 +537,10 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
 pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
     let rows = call(config, format, Command::OsdTree)?;
     match format {
-        Format::Json => print_json(&rows),
+        Format::Json => print_json(&rows)?,
         Format::Text => {
             let rows = rows.as_array().into_iter().flatten().map(indented).collect();
-            print_rows(format, &Value::Array(rows), TREE, "no OSDs");
+            print_rows(format, &Value::Array(rows), TREE, "no OSDs")?;
         }
     }
     Ok(())
@@ -577,16 +579,21 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
     ];
     match command {
         ConfigCommand::Ls => {
-            print_rows(format, &call(config, format, Command::ConfigList)?, SETTING, "no settings");
+            print_rows(
+                format,
+                &call(config, format, Command::ConfigList)?,
+                SETTING,
+                "no settings",
+            )?;
         }
         ConfigCommand::Get { name } => {
             let value = call(config, format, Command::ConfigGet { setting: name })?;
-            print_object(format, &value, SETTING);
+            print_object(format, &value, SETTING)?;
         }
         ConfigCommand::Set { name, value } => {
             let value = (value != "default").then_some(value);
             let set = call(config, format, Command::ConfigSet { setting: name, value })?;
-            print_object(format, &set, SETTING);
+            print_object(format, &set, SETTING)?;
         }
     }
     Ok(())
@@ -598,30 +605,33 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
         StateCommand::Ls { prefix } => {
             let keys = call(config, format, Command::StateList { prefix })?;
             match format {
-                Format::Json => print_json(&keys),
+                Format::Json => print_json(&keys)?,
                 Format::Text => {
                     for key in keys.as_array().into_iter().flatten() {
-                        println!("{}", key.as_str().or(key["key"].as_str()).unwrap_or_default());
+                        print_line!(
+                            "{}",
+                            key.as_str().or(key["key"].as_str()).unwrap_or_default()
+                        )?;
                     }
                 }
             }
         }
-        StateCommand::Get { key } => print_json(&call(config, format, Command::StateGet { key })?),
+        StateCommand::Get { key } => print_json(&call(config, format, Command::StateGet { key })?)?,
         StateCommand::Put { key, value } => {
             let value = if value == "-" { standard_input()? } else { value };
             let answer = call(config, format, Command::StatePut { key: key.clone(), value })?;
-            print_done(format, &answer, &format!("{key} is set"));
+            print_done(format, &answer, &format!("{key} is set"))?;
         }
         StateCommand::Recover { they_are_lost, yes } => {
             let recover = Command::StateRecover { they_are_lost, accepted: yes };
             let answer = call(config, format, recover)?;
             let line = "the state store is up to date with the OSDs' records; PGs will serve I/O again soon, \
                         see `ashlar status`";
-            print_done(format, &answer, line);
+            print_done(format, &answer, line)?;
         }
         StateCommand::Undo { yes } => {
             let answer = call(config, format, Command::StateUndo { accepted: yes })?;
-            print_done(format, &answer, "the last good values are restored");
+            print_done(format, &answer, "the last good values are restored")?;
         }
         StateCommand::Watch { prefix } => watch_state(config, &prefix, format)?,
     }
@@ -637,10 +647,10 @@ fn standard_input() -> Result<String, Failure> {
 
 /// Runs `ashlar state watch`.
 fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Failure> {
+    let mut printed = Ok(());
     client::watch_state(config, prefix, |change| {
-        let mut out = std::io::stdout();
         let Some(change) = change else {
-            eprintln!("watching for changes");
+            note!("watching for changes");
             return true;
         };
         let client::StateChange { revision, key, value } = change;
@@ -651,15 +661,16 @@ fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Fail
             (Format::Text, Some(value)) => format!("{revision} {key} {value}"),
             (Format::Text, None) => format!("{revision} {key} deleted"),
         };
-        // Stop when the reader has closed the output.
-        writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
-    })
+        printed = print_line!("{line}");
+        printed.is_ok()
+    })?;
+    printed
 }
 
-fn print_done(format: Format, answer: &Value, line: &str) {
+fn print_done(format: Format, answer: &Value, line: &str) -> Result<(), Failure> {
     match format {
         Format::Json => print_json(answer),
-        Format::Text => println!("{line}"),
+        Format::Text => print_line!("{line}"),
     }
 }
 

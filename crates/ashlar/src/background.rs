@@ -47,7 +47,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let mut child = command.spawn().map_err(cannot)?;
     let stdout = child.stdout.take().expect("standard output is a pipe");
     if format == Format::Text {
-        eprintln!("starting the {what}; it logs to {}", log.display());
+        note!("starting the {what}; it logs to {}", log.display());
     }
     let mut line = String::new();
     let is_ready = BufReader::new(stdout).read_line(&mut line).is_ok_and(|length| length > 0);
@@ -60,8 +60,8 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
         return Err(failure("died", message, format!("see {}", log.display())));
     }
     match format {
-        Format::Json => print_json(&json!({ "pid": child.id(), "log": log, "ready": true })),
-        Format::Text => println!("the {what} is running as process {}", child.id()),
+        Format::Json => print_json(&json!({ "pid": child.id(), "log": log, "ready": true }))?,
+        Format::Text => print_line!("the {what} is running as process {}", child.id())?,
     }
     Ok(())
 }

@@ -27,25 +27,25 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
         BenchCommand::Volume { name, load } => {
             let config = Config::find(cluster)?;
             let value = volume::run(&config, &name, checked(load)?)?.value();
-            print(format, &value);
+            print(format, &value)?;
         }
         BenchCommand::Disk { path, load, size, commit } => {
             let value = disk_beside_raw(&path, size.0, commit.mode(), checked(load)?)?;
-            print(format, &value);
+            print(format, &value)?;
         }
         BenchCommand::Kv { op, records, load, batch, min_size, max_size } => {
             let sizes = Sizes::of_values(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
             let what = (op.into(), records, batch);
             let value = objects::run(&config, format, what, &sizes, load)?;
-            print_objects(format, &value);
+            print_objects(format, &value)?;
         }
         BenchCommand::Object { op, records, load, min_size, max_size } => {
             let sizes = Sizes::of_objects(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
             let what = (op.into(), records, 1);
             let value = objects::run(&config, format, what, &sizes, load)?;
-            print_objects(format, &value);
+            print_objects(format, &value)?;
         }
         BenchCommand::Engine {
             path,
@@ -70,27 +70,27 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
             };
             let scratch = scratch_in(&path)?;
             let value = engine::run(&scratch.0, &load)?;
-            print_engine(format, &value);
+            print_engine(format, &value)?;
         }
     }
     Ok(())
 }
 
-fn print_objects(format: Format, value: &Value) {
+fn print_objects(format: Format, value: &Value) -> Result<(), Failure> {
     match format {
         Format::Json => print_json(value),
-        Format::Text => println!("{}", objects::line(value)),
+        Format::Text => print_line!("{}", objects::line(value)),
     }
 }
 
-fn print_engine(format: Format, value: &Value) {
+fn print_engine(format: Format, value: &Value) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(value);
     }
     for load in ["fill", "get", "scan"] {
-        println!("{load}  {}", objects::line(&value[load]));
+        print_line!("{load}  {}", objects::line(&value[load]))?;
     }
-    println!("on disk: {}", size_text(value["disk_bytes"].as_u64().unwrap_or(0)));
+    print_line!("on disk: {}", size_text(value["disk_bytes"].as_u64().unwrap_or(0)))
 }
 
 fn checked(load: LoadArgs) -> Result<Load, Failure> {
@@ -197,26 +197,27 @@ fn limit(measured: io::bench::Measured, load: &Load) -> Value {
     value
 }
 
-fn print(format: Format, value: &Value) {
+fn print(format: Format, value: &Value) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(value);
     }
-    println!("{}", line_of(value));
+    print_line!("{}", line_of(value))?;
     if value["raw"].is_object() {
-        println!(
+        print_line!(
             "written to the device: {:.2} bytes per byte of data; reopened in {:.3} s with {} of \
              journal and {} blocks",
             number(&value["device_bytes_per_byte"]),
             number(&value["recovery"]["seconds"]),
             size_text(value["recovery"]["journal_bytes"].as_u64().unwrap_or(0)),
             value["recovery"]["blocks"],
-        );
-        println!("raw io_uring  {}", line_of(&value["raw"]));
+        )?;
+        print_line!("raw io_uring  {}", line_of(&value["raw"]))?;
         if value["raw_journaled"].is_object() {
-            println!("raw, with a journal  {}", line_of(&value["raw_journaled"]));
+            print_line!("raw, with a journal  {}", line_of(&value["raw_journaled"]))?;
         }
-        println!("loopback echo  {}", line_of(&value["echo"]));
+        print_line!("loopback echo  {}", line_of(&value["echo"]))?;
     }
+    Ok(())
 }
 
 fn number(value: &Value) -> f64 {

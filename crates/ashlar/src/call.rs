@@ -18,7 +18,7 @@ pub fn call(config: &Config, format: Format, command: Command) -> Result<Value, 
     client::call_reporting(config, command, COMMAND_TIME_MAX, |failure| {
         if format == Format::Text && failure.code == "state_unavailable" {
             let seconds = COMMAND_TIME_MAX.as_secs();
-            eprintln!("ashlar: retrying for up to {seconds} s: {}", failure.message);
+            note!("ashlar: retrying for up to {seconds} s: {}", failure.message);
         }
     })
 }

@@ -97,12 +97,15 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
         return Err(error);
     }
     if format == Format::Json {
-        print_json(&json!({ "cluster": cluster, "dir": dir, "monitors": file.monitors }));
+        print_json(&json!({ "cluster": cluster, "dir": dir, "monitors": file.monitors }))?;
         return Ok(());
     }
-    println!("created cluster {cluster}; its monitor will listen on {}", file.monitors.join(", "));
-    println!("  ashlar mon run {}", mon.display());
-    println!("  ashlar token              for `ashlar join` on other hosts; keep it secret");
+    print_line!(
+        "created cluster {cluster}; its monitor will listen on {}",
+        file.monitors.join(", ")
+    )?;
+    print_line!("  ashlar mon run {}", mon.display())?;
+    print_line!("  ashlar token              for `ashlar join` on other hosts; keep it secret")?;
     Ok(())
 }
 
@@ -139,8 +142,8 @@ pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
     }
     let token = Token { key: config.key.to_text(), file }.to_text();
     match format {
-        Format::Json => print_json(&json!({ "token": token })),
-        Format::Text => println!("{token}"),
+        Format::Json => print_json(&json!({ "token": token }))?,
+        Format::Text => print_line!("{token}")?,
     }
     Ok(())
 }
@@ -167,12 +170,12 @@ pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
     refuse_existing(dir)?;
     write_cluster(dir, &key, &file)?;
     if format == Format::Json {
-        print_json(&json!({ "cluster": file.cluster, "dir": dir }));
+        print_json(&json!({ "cluster": file.cluster, "dir": dir }))?;
         return Ok(());
     }
-    println!("this host has joined cluster {}", file.cluster);
-    println!("  ashlar osd create PATH --size 100GiB && ashlar osd run PATH");
-    println!("  ashlar mon create PATH && ashlar mon run PATH");
+    print_line!("this host has joined cluster {}", file.cluster)?;
+    print_line!("  ashlar osd create PATH --size 100GiB && ashlar osd run PATH")?;
+    print_line!("  ashlar mon create PATH && ashlar mon run PATH")?;
     Ok(())
 }
 
@@ -306,11 +309,11 @@ pub fn create_monitor(
     // From now on commands on this host can use its own monitor.
     client::add_monitor(config, &listen).map_err(|error| cannot_write(&config.dir, &error))?;
     if format == Format::Json {
-        print_json(&json!({ "id": id, "path": path, "listen": listen }));
+        print_json(&json!({ "id": id, "path": path, "listen": listen }))?;
         return Ok(());
     }
-    println!("{id} will listen on {}", listen.join(", "));
-    println!("  ashlar mon run {}", path.display());
+    print_line!("{id} will listen on {}", listen.join(", "))?;
+    print_line!("  ashlar mon run {}", path.display())?;
     Ok(())
 }
 

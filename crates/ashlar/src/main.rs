@@ -5,6 +5,11 @@
 //! Exit codes: 0 success; 1 failure; 2 wrong usage; 3 the OSD or monitor was removed from the cluster.
 
 #![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
+#![deny(clippy::print_stdout, clippy::print_stderr)] // They panic if it fails; see `output.rs`.
+
+// Its macros are for all modules below.
+#[macro_use]
+mod output;
 
 mod admin;
 mod background;
@@ -18,7 +23,6 @@ mod mon;
 mod nbd;
 mod object;
 mod osd;
-mod output;
 mod parent;
 mod status;
 mod up;
@@ -79,7 +83,9 @@ fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, fail
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os().any(|argument| argument == "--json");
     if error.exit_code() == 0 || !wants_json {
-        let _ = error.print();
+        if error.print().is_err() {
+            return ExitCode::from(error.exit_code().max(1) as u8);
+        }
     } else {
         let text = error.to_string();
         let message = text.trim_start_matches("error: ").trim_end();

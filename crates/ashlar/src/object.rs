@@ -6,7 +6,7 @@ mod records;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 use crate::call::table;
 use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
-    Column, Format, Progress, RowPages, Show, column, failure, print_json, print_rows, size_column,
+    Column, Format, Progress, RowPages, Show, column, failure, print_bytes, print_json, print_rows,
+    size_column,
 };
 
 pub use kv::kv;
@@ -51,7 +52,7 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
             let version = block_on(pool.put(&name, assertions, data, |done| bar.set(done, size)));
             drop(bar);
             let version = version.map_err(|error| failed(&name, &error))?;
-            print_version(format, &name, version);
+            print_version(format, &name, version)?;
             Ok(())
         }
         ObjectCommand::Get { name, file, offset, length, pool } => {
@@ -68,7 +69,7 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
                 let stat = stat.ok_or_else(|| failed(&name, &ObjectError::Absent))?;
                 rows.push(stat_row(name.bytes(), &stat));
             }
-            print_rows(format, &rows.into(), OBJECT, "");
+            print_rows(format, &rows.into(), OBJECT, "")?;
             Ok(())
         }
         ObjectCommand::Ls { range, delimiter, pool } => {
@@ -88,7 +89,7 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
             let copied = block_on(pool.copy(&from, &to, |done, size| bar.set(done, size)));
             drop(bar);
             let version = copied.map_err(|error| failed(&from, &error))?;
-            print_version(format, &to, version);
+            print_version(format, &to, version)?;
             Ok(())
         }
         ObjectCommand::Setattr { name, attribute, value, condition, pool } => {
@@ -197,7 +198,7 @@ fn remove_all(
 fn warn_of_partial(name: &Name, stat: &Stat) {
     if stat.is_partial {
         let name = escape::shown(name.bytes());
-        eprintln!("ashlar: {name} is partial: somebody is writing it, or stopped before the end");
+        note!("ashlar: {name} is partial: somebody is writing it, or stopped before the end");
     }
 }
 
@@ -237,13 +238,13 @@ fn version_of(text: &str) -> Option<Version> {
     Some(Version { epoch: Epoch::new(epoch.parse().ok()?), counter: counter.parse().ok()? })
 }
 
-fn print_version(format: Format, name: &Name, version: Version) {
+fn print_version(format: Format, name: &Name, version: Version) -> Result<(), Failure> {
     let version = version.to_string();
     match format {
         Format::Json => {
             print_json(&merged(escape::json("name", name.bytes()), json!({ "version": version })))
         }
-        Format::Text => println!("{version}"),
+        Format::Text => print_line!("{version}"),
     }
 }
 
@@ -295,13 +296,13 @@ fn ls(
                 }
             });
         }
-        pages.add(&rows);
+        pages.add(&rows)?;
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
-    pages.end("no objects");
+    pages.end("no objects")?;
     Ok(())
 }
 
@@ -330,7 +331,7 @@ fn get(
     warn_of_partial(name, &stat);
     write_file(file, data)?;
     if format == Format::Json && file != Path::new("-") {
-        print_json(&stat_row(name.bytes(), &stat));
+        print_json(&stat_row(name.bytes(), &stat))?;
     }
     Ok(())
 }
@@ -395,8 +396,7 @@ fn write_file(file: &Path, data: &[u8]) -> Result<(), Failure> {
     let cannot =
         |error: io::Error| failure("io", format!("cannot write {}: {error}", file.display()), "");
     if file == Path::new("-") {
-        let mut out = io::stdout().lock();
-        return out.write_all(data).and_then(|()| out.flush()).map_err(cannot);
+        return print_bytes(data);
     }
     // What was there stays until all is written. A pipe or a device is written as it is.
     if file.exists() && !file.is_file() {
@@ -432,7 +432,7 @@ fn change(
     let executed = block_on(pool.change_if(name, assertions, vec![change]));
     let executed = executed.map_err(|error| failed(name, &error))?;
     if format == Format::Json {
-        print_version(format, name, executed.version);
+        print_version(format, name, executed.version)?;
     }
     Ok(())
 }
@@ -483,7 +483,7 @@ fn print_field(
     let value = value.ok_or_else(|| lacks(name, &field))?;
     match format {
         Format::Json => {
-            print_json(&merged(escape::json("key", field.key()), escape::json("value", &value)))
+            print_json(&merged(escape::json("key", field.key()), escape::json("value", &value)))?
         }
         Format::Text => write_file(Path::new("-"), &value)?,
     }

@@ -1,6 +1,11 @@
 //! How commands print results and errors: as JSON, or as human-readable tables and lines.
+//!
+//! All commands write to standard output through [`print`]: what cannot be written, as to a full disk, fails the
+//! command. A closed pipe ends a command quietly, see `io::end_on_closed_pipe`; servers print on regardless. Notes for
+//! people go to standard error, and never fail.
 
-use std::io::IsTerminal;
+use std::fmt::Arguments;
+use std::io::{self, IsTerminal, Write};
 
 use base::TraceEvent;
 use cluster::message::Failure;
@@ -21,14 +26,51 @@ pub fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) 
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
 
+/// Writes text to standard output.
+macro_rules! print_text {
+    ($($text:tt)*) => { $crate::output::print(format_args!($($text)*)) };
+}
+
+/// Writes a line to standard output.
+macro_rules! print_line {
+    ($($text:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Writes a line for people to standard error.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::output::note(format_args!($($text)*)) };
+}
+
+/// Writes text to standard output; see [`print_text`].
+pub fn print(text: Arguments<'_>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_fmt(text).and_then(|()| out.flush()).map_err(cannot_print)
+}
+
+/// Writes bytes to standard output.
+pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(cannot_print)
+}
+
+fn cannot_print(error: io::Error) -> Failure {
+    let hint = "make space where it is written to, or write somewhere else";
+    failure("io", format!("cannot write to standard output: {error}"), hint)
+}
+
+/// Writes a line to standard error, if that can be written; see [`note`].
+pub fn note(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Prints a failure on stderr.
 pub fn print_failure(format: Format, failure: &Failure) {
     match format {
-        Format::Json => eprintln!("{}", json!({ "error": failure })),
+        Format::Json => note!("{}", json!({ "error": failure })),
         Format::Text => {
-            eprintln!("ashlar: {}", failure.message);
+            note!("ashlar: {}", failure.message);
             if !failure.hint.is_empty() {
-                eprintln!("  hint: {}", failure.hint);
+                note!("  hint: {}", failure.hint);
             }
         }
     }
@@ -62,8 +104,8 @@ pub fn exit_reason(log: &str) -> String {
 }
 
 /// Prints a value as one JSON document.
-pub fn print_json(value: &Value) {
-    println!("{value:#}");
+pub fn print_json(value: &Value) -> Result<(), Failure> {
+    print_line!("{value:#}")
 }
 
 /// A column of a table: its title, the key of the field in the row, and how to show the field.
@@ -128,16 +170,18 @@ pub fn work_text(io: &Value) -> String {
 
 /// Prints rows as JSON or as a table. `empty` is printed instead of an empty table, and should say what to
 /// do.
-pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str) {
+pub fn print_rows(
+    format: Format,
+    rows: &Value,
+    columns: &[Column],
+    empty: &str,
+) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(rows);
     }
-    let Some(rows) = rows.as_array().filter(|rows| !rows.is_empty()) else {
-        println!("{empty}");
-        return;
-    };
-    for line in table_lines(rows, columns, terminal_width()) {
-        println!("{line}");
+    match rows.as_array().filter(|rows| !rows.is_empty()) {
+        Some(rows) => print_line!("{}", table_lines(rows, columns, terminal_width()).join("\n")),
+        None => print_line!("{empty}"),
     }
 }
 
@@ -156,9 +200,9 @@ impl<'a> RowPages<'a> {
     }
 
     /// Prints the next rows.
-    pub fn add(&mut self, rows: &[Value]) {
+    pub fn add(&mut self, rows: &[Value]) -> Result<(), Failure> {
         if rows.is_empty() {
-            return;
+            return Ok(());
         }
         match self.format {
             Format::Json => {
@@ -166,31 +210,32 @@ impl<'a> RowPages<'a> {
                 let rows = rows.iter().enumerate();
                 let lines: Vec<String> =
                     rows.map(|(at, row)| format!("{}  {row}", before(at))).collect();
-                print!("{}", lines.concat());
+                print_text!("{}", lines.concat())?;
             }
             Format::Text => {
                 let lines = table_lines(rows, self.columns, terminal_width());
                 let has_title = usize::from(self.count > 0);
-                println!("{}", lines[has_title..].join("\n"));
+                print_line!("{}", lines[has_title..].join("\n"))?;
             }
         }
         self.count += rows.len();
+        Ok(())
     }
 
     /// Ends the list. `empty` is printed instead of an empty table.
-    pub fn end(self, empty: &str) {
+    pub fn end(self, empty: &str) -> Result<(), Failure> {
         match (self.format, self.count) {
-            (Format::Json, 0) => println!("[]"),
-            (Format::Json, _) => println!("\n]"),
-            (Format::Text, 0) => println!("{empty}"),
-            (Format::Text, _) => {}
+            (Format::Json, 0) => print_line!("[]"),
+            (Format::Json, _) => print_line!("\n]"),
+            (Format::Text, 0) => print_line!("{empty}"),
+            (Format::Text, _) => Ok(()),
         }
     }
 }
 
 /// Returns the width of the terminal in characters; `None` if standard output is not a terminal.
 fn terminal_width() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
@@ -226,14 +271,15 @@ fn plain_table(rows: &[Value], columns: &[Column]) -> Vec<String> {
 }
 
 /// Prints one object as JSON or as lines `title: value`.
-pub fn print_object(format: Format, object: &Value, columns: &[Column]) {
+pub fn print_object(format: Format, object: &Value, columns: &[Column]) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(object);
     }
     let width = columns.iter().map(|column| column.title.len()).max().unwrap_or(0);
     for column in columns {
-        println!("{:<width$}  {}", column.title, cell(object, column));
+        print_line!("{:<width$}  {}", column.title, cell(object, column))?;
     }
+    Ok(())
 }
 
 fn cell(row: &Value, column: &Column) -> String {
@@ -328,7 +374,7 @@ impl Progress {
         let tenth = done.saturating_mul(10).checked_div(self.total).unwrap_or(10);
         if self.next_tenth <= tenth {
             self.next_tenth = tenth + 1;
-            eprintln!("{}: {}% of {}", self.title, tenth * 10, size_text(self.total));
+            note!("{}: {}% of {}", self.title, tenth * 10, size_text(self.total));
         }
     }
 }

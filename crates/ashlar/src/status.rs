@@ -1,7 +1,7 @@
 //! `ashlar status`: one screen that answers three questions: is my data safe, what is happening, and when
 //! will that be finished.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use client::Config;
@@ -19,8 +19,8 @@ use crate::up::ended_children;
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
     let status = whole_status(config)?;
     match format {
-        Format::Json => print_json(&status),
-        Format::Text => print!("{}", render(&status)),
+        Format::Json => print_json(&status)?,
+        Format::Text => print_text!("{}", render(&status))?,
     }
     Ok(())
 }
@@ -54,17 +54,12 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
             },
         };
         if text != shown || format == Format::Json {
-            let mut out = std::io::stdout();
-            let is_screen = format == Format::Text && out.is_terminal();
+            let is_screen = format == Format::Text && std::io::stdout().is_terminal();
             // On a terminal each status replaces the previous one.
             let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
             let gap =
                 if format == Format::Text && !is_screen && !shown.is_empty() { "\n" } else { "" };
-            let written = write!(out, "{clear}{gap}{text}").and_then(|()| out.flush());
-            if written.is_err() {
-                // The reader has closed the output.
-                return Ok(());
-            }
+            print_text!("{clear}{gap}{text}")?;
             shown = text;
         }
         std::thread::sleep(WATCH_SPAN);
@@ -81,8 +76,8 @@ pub fn is_passing(failure: &Failure) -> bool {
 pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
     let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     match format {
-        Format::Json => print_json(&status["checks"]),
-        Format::Text => print!("{}", render_checks(&status)),
+        Format::Json => print_json(&status["checks"])?,
+        Format::Text => print_text!("{}", render_checks(&status))?,
     }
     if status["health"] == "error" {
         let hint = "follow the hint of each check above";
@@ -110,7 +105,7 @@ pub fn task_list(config: &Config, format: Format) -> Result<(), Failure> {
             task["time_left"] = eta_text(task).into();
         }
     }
-    print_rows(format, &tasks.into(), TASK, "no background tasks");
+    print_rows(format, &tasks.into(), TASK, "no background tasks")?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `ashlar kv`: small values under sorted keys. A key is the name of an object, its value the object's data.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead};
 use std::path::Path;
 
 use client::objects::{
@@ -11,7 +11,7 @@ use client::{Config, block_on};
 use cluster::message::Failure;
 use objects::listing::PAGE_COUNT_MAX;
 use objects::operation::INLINE_SIZE_MAX;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     Bar, assertions_of, assertions_of_version, escape, failed, list_failed, listing, merged, named,
@@ -33,7 +33,7 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
             check_value(&key, &value)?;
             let pool = open(config, format, &pool)?;
             let put = block_on(pool.put(&key, assertions, value, |_| {}));
-            print_version(format, &key, put.map_err(|error| failed(&key, &error))?);
+            print_version(format, &key, put.map_err(|error| failed(&key, &error))?)?;
             Ok(())
         }
         KvCommand::Get { key, pool } => {
@@ -47,7 +47,7 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
                 Format::Json => {
                     let row =
                         merged(escape::json("key", key.bytes()), escape::json("value", &value));
-                    print_json(&merged(row, json!({ "version": stat.version.to_string() })));
+                    print_json(&merged(row, json!({ "version": stat.version.to_string() })))?;
                     Ok(())
                 }
                 Format::Text => write_file(Path::new("-"), &value),
@@ -76,8 +76,8 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
             };
             drop(bar);
             match format {
-                Format::Json => print_json(&json!({ "changed": count })),
-                Format::Text => println!("{count} keys changed"),
+                Format::Json => print_json(&json!({ "changed": count }))?,
+                Format::Text => print_line!("{count} keys changed")?,
             }
             Ok(())
         }
@@ -109,15 +109,13 @@ fn scan(
 ) -> Result<(), Failure> {
     let mut left = limit.unwrap_or(u64::MAX);
     let (mut pages, mut passed_count) = (RowPages::new(format, &[]), 0_u64);
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let cannot = |error: io::Error| failure("io", format!("cannot write: {error}"), "");
     while left > 0 {
         let page = match left > PAGE_COUNT_MAX as u64 {
             true => block_on(pool.scan(&listing, true)),
             false => block_on(pool.list(&listing, true)),
         };
         let page = page.map_err(|error| list_failed(&error))?;
-        let mut rows: Vec<Value> = Vec::new();
+        let (mut rows, mut lines) = (Vec::new(), String::new());
         for entry in page.entries {
             let PageEntry::Key(key, found) = entry else { continue };
             if left == 0 {
@@ -134,21 +132,20 @@ fn scan(
                 continue;
             }
             let (key, value) = (escape::escaped(&key), escape::escaped(&value));
-            writeln!(out, "{key}\t{value}").map_err(cannot)?;
+            lines.push_str(&format!("{key}\t{value}\n"));
         }
-        pages.add(&rows);
+        print_text!("{lines}")?;
+        pages.add(&rows)?;
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
     if format == Format::Json {
-        pages.end("");
+        pages.end("")?;
     }
-    out.flush().map_err(cannot)?;
-    drop(out);
     if passed_count > 0 {
-        eprintln!(
+        note!(
             "ashlar: {passed_count} objects were passed over: they have more than {INLINE_SIZE_MAX} \
              bytes, or are partial. `ashlar object ls` lists them"
         );

@@ -51,9 +51,9 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
             });
             match format {
                 Format::Json => {
-                    print_json(&json!({ "sum": sum, "version": executed.version.to_string() }))
+                    print_json(&json!({ "sum": sum, "version": executed.version.to_string() }))?
                 }
-                Format::Text => println!("{}", sum.unwrap_or_default()),
+                Format::Text => print_line!("{}", sum.unwrap_or_default())?,
             }
             Ok(())
         }
@@ -97,12 +97,12 @@ pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
                 rows.push(merged(escape::json("key", &key), value));
             }
         }
-        printed.add(&rows);
+        printed.add(&rows)?;
         match page.next {
             Some(next) => listing.from = next,
             None => break,
         }
     }
-    printed.end("none");
+    printed.end("none")?;
     Ok(())
 }

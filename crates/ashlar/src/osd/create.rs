@@ -74,10 +74,10 @@ pub fn create(
     })?;
     drop(progress);
     match format {
-        Format::Json => print_json(&created.value),
+        Format::Json => print_json(&created.value)?,
         Format::Text => {
-            println!("{}", created.summary);
-            println!("Start it with: ashlar osd run {}", path.display());
+            print_line!("{}", created.summary)?;
+            print_line!("Start it with: ashlar osd run {}", path.display())?;
         }
     }
     Ok(())

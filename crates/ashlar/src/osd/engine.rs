@@ -190,8 +190,8 @@ pub fn renew(
         failure(&code, format!("the engine of {osd} cannot be replaced: {error}"), hint)
     })?;
     match format {
-        Format::Json => print_json(&json!({ "osd": osd, "objects": directory })),
-        Format::Text => println!("{osd} has an empty engine: start it, and it is filled"),
+        Format::Json => print_json(&json!({ "osd": osd, "objects": directory }))?,
+        Format::Text => print_line!("{osd} has an empty engine: start it, and it is filled")?,
     }
     Ok(())
 }

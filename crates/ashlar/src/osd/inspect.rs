@@ -47,10 +47,10 @@ pub fn inspect(path: &Path, objects: Option<&Path>, format: Format) -> Result<()
         "recovery_rows": rows,
     });
     match format {
-        Format::Json => print_json(&value),
+        Format::Json => print_json(&value)?,
         Format::Text => {
             for (key, value) in value.as_object().into_iter().flatten() {
-                println!("{:<20} {value}", key.replace('_', " "));
+                print_line!("{:<20} {value}", key.replace('_', " "))?;
             }
         }
     }
@@ -87,16 +87,16 @@ pub fn check(path: &Path, objects: Option<&Path>, format: Format) -> Result<(), 
                 "clean": report.findings.is_empty(),
                 "units_checked": report.units_checked,
                 "findings": findings_value(&report.findings),
-            }));
+            }))?;
         }
         Format::Text => {
             for finding in &report.findings {
-                println!("{}: {}", severity_word(finding.severity), finding.text);
+                print_line!("{}: {}", severity_word(finding.severity), finding.text)?;
             }
-            println!(
+            print_line!(
                 "{} compared with its checksums",
                 size_text(report.units_checked * base::UNIT_SIZE)
-            );
+            )?;
         }
     }
     if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
@@ -152,7 +152,7 @@ pub fn compare(paths: &[PathBuf], objects: &[PathBuf], format: Format) -> Result
         progress.get_or_insert_with(|| Progress::new(format, "comparing", total)).set(done);
     });
     drop(progress);
-    print_comparison(&found, format);
+    print_comparison(&found, format)?;
     if found.findings.iter().any(|finding| finding.severity == Severity::Error) {
         let hint = "start the OSDs: they repair copies wherever a checksum or version shows which \
                     copy is right; see `ashlar status`";
@@ -176,7 +176,7 @@ fn reader_of(file: &File) -> impl FnMut(u64, &mut [u8]) -> Result<(), String> {
     |offset, buffer| file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
 }
 
-fn print_comparison(found: &node::Comparison, format: Format) {
+fn print_comparison(found: &node::Comparison, format: Format) -> Result<(), Failure> {
     match format {
         Format::Json => print_json(&json!({
             "clean": found.findings.is_empty(),
@@ -188,18 +188,19 @@ fn print_comparison(found: &node::Comparison, format: Format) {
             "under_way": found.under_way,
             "strays": found.strays,
             "findings": findings_value(&found.findings),
-        })),
+        }))?,
         Format::Text => {
             for finding in &found.findings {
-                println!("{}: {}", severity_word(finding.severity), finding.text);
+                print_line!("{}: {}", severity_word(finding.severity), finding.text)?;
             }
             let (blocks, pgs) = (found.blocks, found.pgs);
-            println!("{blocks} blocks of {pgs} PGs, {} compared", size_text(found.bytes));
+            print_line!("{blocks} blocks of {pgs} PGs, {} compared", size_text(found.bytes))?;
             if found.records > 0 {
-                println!("{} records of objects compared", found.records);
+                print_line!("{} records of objects compared", found.records)?;
             }
         }
     }
+    Ok(())
 }
 
 fn severity_word(severity: Severity) -> &'static str {

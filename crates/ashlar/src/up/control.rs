@@ -58,7 +58,7 @@ pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> 
     };
     let next = ask_on(&mut connection, dir, Request::Wait, format)
         .map_err(|error| explain_death(error, &mut child, dir))?;
-    print_ready(dir, format, "is up", &next);
+    print_ready(dir, format, "is up", &next)?;
     Ok(())
 }
 
@@ -119,7 +119,7 @@ pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Fai
     if args.osds.is_some() {
         next = ask(dir, Request::AddOsds(WantedOsds::of(args)), format)?;
     }
-    print_ready(dir, format, "is running", &next);
+    print_ready(dir, format, "is running", &next)?;
     Ok(())
 }
 
@@ -143,9 +143,9 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
         locked.map_err(|error| cannot("lock", &error))?;
     }
     match (format, running) {
-        (Format::Json, _) => print_json(&json!({ "dir": dir, "was_running": running })),
-        (Format::Text, true) => println!("The cluster in {} is down.", dir.display()),
-        (Format::Text, false) => println!("No cluster is running in {}.", dir.display()),
+        (Format::Json, _) => print_json(&json!({ "dir": dir, "was_running": running }))?,
+        (Format::Text, true) => print_line!("The cluster in {} is down.", dir.display())?,
+        (Format::Text, false) => print_line!("No cluster is running in {}.", dir.display())?,
     }
     Ok(())
 }
@@ -154,7 +154,7 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
 pub fn stop_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     refuse_elsewhere(config, osd, "stop its process or service on its host")?;
     ask(&config.dir, Request::StopOsd { osd }, format)?;
-    print_osd(osd, "stopped", format);
+    print_osd(osd, "stopped", format)?;
     Ok(())
 }
 
@@ -162,7 +162,7 @@ pub fn stop_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failu
 pub fn start_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     refuse_elsewhere(config, osd, "run it on its host: ashlar osd run PATH")?;
     ask(&config.dir, Request::StartOsd { osd }, format)?;
-    print_osd(osd, "started", format);
+    print_osd(osd, "started", format)?;
     Ok(())
 }
 
@@ -177,10 +177,10 @@ fn refuse_elsewhere(config: &Config, osd: OsdId, what: &str) -> Result<(), Failu
     Err(failure("several_hosts", message, hint))
 }
 
-fn print_osd(osd: OsdId, state: &str, format: Format) {
+fn print_osd(osd: OsdId, state: &str, format: Format) -> Result<(), Failure> {
     match format {
         Format::Json => print_json(&json!({ "id": osd, "state": state })),
-        Format::Text => println!("{osd} is {state}"),
+        Format::Text => print_line!("{osd} is {state}"),
     }
 }
 

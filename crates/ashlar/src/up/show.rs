@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use base::OsdId;
+use cluster::message::Failure;
 use serde_json::json;
 
 use super::protocol::Work;
@@ -43,21 +44,22 @@ impl WorkShow {
     pub fn line(&mut self, line: &str) {
         self.shown = None;
         if self.format == Format::Text {
-            eprintln!("{line}");
+            note!("{line}");
         }
     }
 }
 
 /// Prints that the cluster is ready, and which commands to try next.
-pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) {
+pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) -> Result<(), Failure> {
     if format == Format::Json {
         let Ready { next, osds_failed } = ready;
         let answer = json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
         return print_json(&answer);
     }
-    println!("The cluster in {} {what}.", dir.display());
-    println!("What to type next:");
+    print_line!("The cluster in {} {what}.", dir.display())?;
+    print_line!("What to type next:")?;
     for line in &ready.next {
-        println!("  {line}");
+        print_line!("  {line}")?;
     }
+    Ok(())
 }

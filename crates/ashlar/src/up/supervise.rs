@@ -547,7 +547,8 @@ impl Supervisor<'_> {
         if self.format == Format::Text && self.ready.is_none() {
             let osds_failed = self.osds_failed();
             let ready = Ready { next: next.clone(), osds_failed };
-            print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready);
+            // The cluster is up, whether somebody reads it or not.
+            let _ = print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready);
         }
         self.ready = Some(next);
     }

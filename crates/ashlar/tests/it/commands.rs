@@ -29,6 +29,45 @@ fn a_list_whose_reader_stops_early_is_not_a_failure() {
 }
 
 #[test]
+fn output_that_cannot_be_written_fails_the_command_without_a_panic() {
+    let cluster = Cluster::up("full-output", &["--osds", "1", "--osd-size", "256MiB"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"];
+    cluster.run(&create);
+    cluster.run(&["kv", "put", "key", "value"]);
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    for arguments in [
+        &["status"][..],
+        &["status", "--json"],
+        &["status", "--watch"],
+        &["check"],
+        &["pool", "ls"],
+        &["osd", "tree"],
+        &["osd", "ls", "--json"],
+        &["pg", "describe", "1.0"],
+        &["config", "ls"],
+        &["state", "ls"],
+        &["kv", "get", "key"],
+        &["kv", "scan"],
+        &["kv", "scan", "--json"],
+        &["object", "ls"],
+        &["object", "get", "key"],
+        &["kv", "put", "other", "value"],
+    ] {
+        let output = cluster.command(arguments).stdout(full()).output().expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
+        assert!(errors.contains("No space left on device"), "{arguments:?}: {errors}");
+        assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+    }
+    let help = Command::new(ASHLAR).arg("--help").stdout(full()).output().expect("it starts");
+    assert_eq!(help.status.code(), Some(1));
+    // Errors that cannot be written change nothing.
+    let mut refused = cluster.command(&["volume", "info", "none"]);
+    let output = refused.stderr(full()).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn placement_groups_are_listed_and_described() {
     let cluster = Cluster::up("pgs", &["--osds", "2", "--osd-size", "256MiB"]);
     let create = ["pool", "create", "few", "--pgs", "8", "--replicas", "1"];
