@@ -15,13 +15,13 @@ use client::objects::{
     Assertion, Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, PageEntry,
     READ_DATA_MAX, Stat, all,
 };
-use client::{Client, Config, block_on};
+use client::{Client, Config, block_on, block_on_for};
 use cluster::message::Failure;
 use cluster::stats::Table;
 use objects::operation::OBJECT_SIZE_MAX;
 use serde_json::{Value, json};
 
-use crate::call::table;
+use crate::call::{COMMAND_TIME_MAX, table};
 use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
     Column, Format, Progress, RowPages, Show, column, failure, print_bytes, print_json, print_rows,
@@ -125,12 +125,18 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
 
 /// Opens the pool that was named, or the only one that there is.
 pub fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool, Failure> {
+    // A client waits for a monitor; a command fails if none answers, and this one says why.
+    let pools = table(config, format, Table::Pool)?;
     let name = match &arg.pool {
         Some(name) => name.clone(),
-        None => only_pool(&table(config, format, Table::Pool)?)?,
+        None => only_pool(&pools)?,
     };
     let client = Client::start(config)?;
-    block_on(client.open_pool(&name))
+    let opened = block_on_for(client.open_pool(&name), COMMAND_TIME_MAX);
+    opened.unwrap_or_else(|| {
+        let message = format!("the monitors did not open pool {name} in time");
+        Err(failure("timed_out", message, "see `ashlar status`, and try again"))
+    })
 }
 
 fn only_pool(pools: &Value) -> Result<String, Failure> {

@@ -453,13 +453,24 @@ fn found(answer: Answer) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_on::block_on;
+    use crate::block_on::{block_on, block_on_for};
 
     #[test]
     fn an_answer_crosses_threads() {
         let (filler, answer) = slot();
         let thread = std::thread::spawn(move || filler.fill(7));
         assert_eq!(block_on(answer), Some(7));
+        thread.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn a_task_waits_no_longer_than_it_may() {
+        let (filler, answer) = slot();
+        assert_eq!(block_on_for(answer, std::time::Duration::from_millis(5)), None);
+        filler.fill(7);
+        let (filler, answer) = slot();
+        let thread = std::thread::spawn(move || filler.fill(8));
+        assert_eq!(block_on_for(answer, std::time::Duration::from_secs(60)), Some(Some(8)));
         thread.join().expect("it does not panic");
     }
 

@@ -25,7 +25,7 @@ mod shell;
 mod watch;
 
 pub use asynchronous::{Client, Volume};
-pub use block_on::block_on;
+pub use block_on::{block_on, block_on_for};
 pub use call::{call, call_reporting, monitors};
 pub use commands::Commands;
 pub use config::{Config, is_of_several_hosts};

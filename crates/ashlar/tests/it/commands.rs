@@ -68,6 +68,29 @@ fn output_that_cannot_be_written_fails_the_command_without_a_panic() {
 }
 
 #[test]
+fn commands_for_objects_say_that_no_monitor_answers() {
+    let cluster = Cluster::up("no-monitor", &["--osds", "1", "--osd-size", "256MiB"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"];
+    cluster.run(&create);
+    cluster.down();
+    let bench = ["bench", "kv", "--op", "fill", "--records", "10", "--pool", "kv"];
+    let commands: [&[&str]; 6] = [
+        &["pool", "ls"],
+        &["kv", "get", "key", "--pool", "kv"],
+        &["kv", "scan"],
+        &["object", "ls", "--pool", "kv"],
+        &["object", "stat", "name"],
+        &bench,
+    ];
+    // Each waits for some seconds.
+    std::thread::scope(|scope| {
+        for arguments in commands {
+            scope.spawn(|| cluster.refused(arguments, "unreachable"));
+        }
+    });
+}
+
+#[test]
 fn placement_groups_are_listed_and_described() {
     let cluster = Cluster::up("pgs", &["--osds", "2", "--osd-size", "256MiB"]);
     let create = ["pool", "create", "few", "--pgs", "8", "--replicas", "1"];
