@@ -512,7 +512,8 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
         if format == Format::Text {
             row["full"] = used_percent(row).map(|percent| format!("{percent} %")).into();
         }
-        if row["engine"].is_object() {
+        // One that holds nothing has nothing to show.
+        if row["engine"]["families"].as_array().is_some_and(|families| !families.is_empty()) {
             has_engine = true;
             let count = |key: &str| row["engine"][key].as_f64().unwrap_or_default();
             let (hits, misses) = (count("value_hits"), count("value_misses"));

@@ -44,6 +44,7 @@ use crate::pages::{Pages, ROOT_PAGES};
 use crate::parts::Parts;
 use crate::pending::Pending;
 use crate::pg_records::PgRecords;
+pub(crate) use crate::recover::engine::ENGINE_NEEDED;
 pub use crate::recover::engine::EngineReplay;
 use crate::recover::engine::FamilyPlan;
 use crate::recover::replay::Replay;
@@ -795,17 +796,15 @@ fn choose_superblock(
     let is_its_own = engine.is_none_or(|engine| engine.identity.store == superblock.store.get());
     match (named, found) {
         _ if named == found && is_its_own => Ok((superblock, false)),
-        // Adding the engine was interrupted.
+        // It was just made, or adding it was interrupted.
         (None, Some(id))
             if is_its_own && engine.is_some_and(|engine| engine.families.is_empty()) =>
         {
             superblock.engine = EngineId::new(id);
             Ok((superblock, true))
         }
-        (Some(_), None) => {
-            // Its journal may hold entries that the engine lacks.
-            Err("this store has object pools, and needs the engine with their records".to_owned())
-        }
+        // Whether the store can do without is known when the journal was read.
+        (Some(_), None) => Ok((superblock, false)),
         (None, Some(_)) => Err("this store has no engine".to_owned()),
         _ => Err("the engine is of another store".to_owned()),
     }

@@ -11,6 +11,7 @@ use base::{BufferPool, PoolId, Time};
 use format::door::{DiskEffect, DiskError, DiskEvent};
 
 use crate::index::KEY_FIRST;
+use crate::recover::ENGINE_NEEDED;
 use crate::stopped_engine::{ReadEngine, ScratchEngine};
 use crate::{
     Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError,
@@ -83,7 +84,7 @@ impl<'a> StoppedStore<'a> {
         StoppedStore::open_with(read, device_size, None)
     }
 
-    /// Opens a store that may have an engine. If it has one, that must be given.
+    /// Opens a store that may have an engine. If it has one that holds anything, that must be given.
     pub fn open_with(
         read: ReadDevice<'a>,
         device_size: u64,
@@ -101,6 +102,16 @@ impl<'a> StoppedStore<'a> {
             Some(Effect::Opened) => Ok(stopped),
             Some(Effect::Stopped { reason }) => Err(reason),
             other => unreachable!("opening ends with Opened or Stopped, not with {other:?}"),
+        }
+    }
+
+    /// Returns whether the store can do without its engine, which then holds nothing. The error says why it
+    /// cannot be opened in any case.
+    pub fn needs_no_engine(read: ReadDevice<'a>, device_size: u64) -> Result<bool, String> {
+        match StoppedStore::open(read, device_size) {
+            Ok(_) => Ok(true),
+            Err(reason) if reason == ENGINE_NEEDED => Ok(false),
+            Err(reason) => Err(reason),
         }
     }
 

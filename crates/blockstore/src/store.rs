@@ -120,8 +120,8 @@ impl Store {
         Store::open_with(settings, pool, (device_size, None), effects)
     }
 
-    /// Begins to open a store that has an engine, which is open, or one that has none. A store does not open
-    /// without its engine, or with another one.
+    /// Begins to open a store that has an engine, which is open, or one that has none. A store opens with no
+    /// other engine than its own, and without that only if it holds nothing; then no family may be asked for.
     pub fn open_with(
         settings: Settings,
         pool: BufferPool,

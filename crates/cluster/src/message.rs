@@ -92,6 +92,10 @@ pub enum ToMonitor {
         /// back to an older state.
         #[serde(default)]
         seen: Seen,
+        /// Whether the OSD has an engine, which keeps records of objects; `None`: an older version, which
+        /// does not say.
+        #[serde(default)]
+        engine: Option<bool>,
     },
     /// A part of the OSD's records about the cluster, in answer to [`FromMonitor::TellAll`].
     OsdTells {

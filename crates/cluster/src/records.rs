@@ -303,6 +303,10 @@ pub struct OsdRecord {
     /// Whether recovery at the start of the current run found damage that may have cost acknowledged writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspect: bool,
+    /// Whether the OSD has an engine for records of objects, as it said when it last joined; `None`: it did
+    /// not say, as older versions do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<bool>,
     /// Who took the OSD out of the cluster, if it is out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_by: Option<OutBy>,
@@ -856,6 +860,7 @@ impl OsdRecord {
             pid: 0,
             size_bytes: 0,
             suspect: false,
+            engine: None,
             out_by: None,
             tree: None,
             rest: Rest::new(),
@@ -878,6 +883,12 @@ impl OsdRecord {
     /// one that the OSD reported.
     pub fn tree_host(&self) -> &str {
         self.tree.as_ref().map_or(&self.host, |place| &place.host)
+    }
+
+    /// Whether PGs of a pool may be planned on the OSD, as far as its engine goes. An OSD of an older version
+    /// keeps the PGs of objects that are planned on it, and gets no others.
+    pub fn may_keep(&self, has_objects: bool, is_planned: bool) -> bool {
+        !has_objects || self.engine.unwrap_or(is_planned)
     }
 
     /// Sets whether the planner assigns PGs to the OSD, and if not, who took it out.

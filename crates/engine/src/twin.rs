@@ -46,6 +46,8 @@ pub struct Twin {
     events: Vec<Finished>,
     is_full: bool,
     is_low: bool,
+    /// What was told of little space.
+    is_low_told: bool,
     poison: Option<String>,
 }
 
@@ -192,6 +194,7 @@ impl Twin {
             events: Vec::new(),
             is_full: false,
             is_low: false,
+            is_low_told: false,
             poison: None,
         }
     }
@@ -339,9 +342,8 @@ impl Twin {
         self.ended_writes.clear();
         self.ended_others.clear();
         self.events.clear();
-        if self.is_low {
-            self.events.push((None, EngineEvent::Space { is_low: true }));
-        }
+        self.is_low_told = false;
+        self.tell_low();
         self.poison = None;
         for state in self.families.values_mut() {
             let kept = choose(state.unflushed.len() as u64 + 1) as usize;
@@ -359,7 +361,14 @@ impl Twin {
 
     /// Little space is left from now on, or no longer.
     pub fn set_low(&mut self, is_low: bool) {
-        if std::mem::replace(&mut self.is_low, is_low) != is_low {
+        self.is_low = is_low;
+        self.tell_low();
+    }
+
+    /// Tells whether little space is left, if that has changed. Without families it needs none.
+    fn tell_low(&mut self) {
+        let is_low = self.is_low && !self.families.is_empty();
+        if std::mem::replace(&mut self.is_low_told, is_low) != is_low {
             self.events.push((None, EngineEvent::Space { is_low }));
         }
     }
@@ -454,6 +463,7 @@ impl Twin {
         }
         self.writable()?;
         self.families.insert(family, Family::new(wanted));
+        self.tell_low();
         Ok(())
     }
 
@@ -462,6 +472,7 @@ impl Twin {
         if self.families.contains_key(&family) {
             self.writable()?;
             self.families.remove(&family);
+            self.tell_low();
         }
         Ok(())
     }

@@ -140,10 +140,6 @@ pub enum StopReason {
     /// The disk hung and PGs continued without this OSD; now the disk responds. The process starts a new run
     /// with [`Node::stalls`]. Every disk operation has ended.
     Stalled,
-    /// A pool of objects has a PG here, and there is no engine yet. The process creates one for this store,
-    /// and starts a new run with it. If it cannot, the new run gets [`Engine::None`]. Every disk operation
-    /// has ended.
-    NeedsEngine,
     /// The store is poisoned, or is not the store of this OSD. The text says what happened, where, and
     /// what to do.
     Store(String),

@@ -1,7 +1,7 @@
 //! This OSD's engine: whether there is one, the families of its object pools, and its figures.
 //!
 //! ```text
-//!   a pool of objects has a PG here ─┬─ no engine ──▶ the run ends; the next one has an engine
+//!   a pool of objects has a PG here ─┬─ no engine ──▶ its PGs wait, and say why
 //!                                    └─ engine ──▶ Request::Family ──▶ its PGs may take part
 //! ```
 //!
@@ -23,26 +23,12 @@ use format::engine::{EngineEffect, EngineOp, FamilyStatistics, Stall, Statistics
 pub enum Engine {
     /// It is open, and this is what was found.
     Open(EngineFound),
-    /// There is none yet. When a PG of a pool of objects needs it, the node ends with
-    /// [`StopReason::NeedsEngine`](crate::StopReason::NeedsEngine).
-    Addable,
     /// There is none, and PGs of pools of objects wait. The text says why, and what to do.
     None(String),
 }
 
 /// Ids of the node's own requests to the engine begin here; the store counts from 1.
 const FIRST_OP: u64 = 1 << 63;
-
-/// What the node has to do for a pool of objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FamilyStep {
-    /// Nothing, at least now.
-    None,
-    /// Ask the store for the family, and pass the answer to [`LocalEngine::on_created`].
-    Create,
-    /// End the run, so that the next one has an engine.
-    Leave,
-}
 
 /// A family that could not be created.
 struct FailedFamily {
@@ -54,8 +40,6 @@ struct FailedFamily {
 /// The engine, as the node sees it.
 pub(crate) struct LocalEngine {
     engine: Engine,
-    /// The node is ending to get an engine.
-    is_leaving: bool,
     /// The pools whose families are being created.
     creating: BTreeSet<PoolId>,
     /// Pools whose families could not be created.
@@ -70,7 +54,6 @@ impl LocalEngine {
     pub(crate) fn new(engine: Engine) -> LocalEngine {
         LocalEngine {
             engine,
-            is_leaving: false,
             creating: BTreeSet::new(),
             failed: BTreeMap::new(),
             op_count: 0,
@@ -79,22 +62,17 @@ impl LocalEngine {
         }
     }
 
-    /// Returns what is to be done so that PGs of this pool of objects can take part.
-    pub(crate) fn step(&mut self, pool: PoolId, store: &Store) -> FamilyStep {
-        match self.engine {
-            Engine::Open(_) => {
-                let is_tried = self.failed.get(&pool).is_some_and(|failed| !failed.is_due);
-                match store.has_family(pool) || is_tried || !self.creating.insert(pool) {
-                    true => FamilyStep::None,
-                    false => FamilyStep::Create,
-                }
-            }
-            Engine::Addable => {
-                self.is_leaving = true;
-                FamilyStep::Leave
-            }
-            Engine::None(_) => FamilyStep::None,
-        }
+    /// Whether there is an engine, which PGs of pools of objects need.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.engine, Engine::Open(_))
+    }
+
+    /// Returns whether to ask the store for the family of this pool of objects now, and to pass the answer to
+    /// [`LocalEngine::on_created`].
+    pub(crate) fn begin_creation(&mut self, pool: PoolId, store: &Store) -> bool {
+        let is_tried = self.failed.get(&pool).is_some_and(|failed| !failed.is_due);
+        let is_wanted = self.is_open() && !store.has_family(pool) && !is_tried;
+        is_wanted && self.creating.insert(pool)
     }
 
     /// Handles the store's answer to the creation of a family. Returns whether it is there.
@@ -133,31 +111,18 @@ impl LocalEngine {
                 ),
                 None => "waiting until the engine has a place for the pool's records".to_owned(),
             }),
-            Engine::Addable => {
-                Some("this OSD restarts to get an engine for records of objects".to_owned())
-            }
             Engine::None(why) => Some(why.clone()),
         }
     }
 
     /// Returns whether the family of this pool of objects is not there yet, but will be.
     pub(crate) fn awaits_family(&self, pool: PoolId, store: &Store) -> bool {
-        !matches!(self.engine, Engine::None(_)) && !store.has_family(pool)
-    }
-
-    /// Returns whether the node is ending in order to get an engine.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.is_leaving
-    }
-
-    /// Handles a shutdown by the operator: the process does not start another run.
-    pub(crate) fn stay_away(&mut self) {
-        self.is_leaving = false;
+        self.is_open() && !store.has_family(pool)
     }
 
     /// Returns a request for the engine's figures, unless it is under way or there is no engine.
     pub(crate) fn ask_statistics(&mut self) -> Option<EngineEffect> {
-        if self.is_asked || !matches!(self.engine, Engine::Open(_)) {
+        if self.is_asked || !self.is_open() {
             return None;
         }
         self.is_asked = true;
@@ -233,16 +198,16 @@ mod tests {
         // It has no families, as no recovery has found any.
         let store = Store::open(settings, pool, 1 << 30, &mut Vec::new());
         let [first, second] = [1, 2].map(|number| PoolId::new(number).unwrap());
-        assert_eq!(engine.step(first, &store), FamilyStep::Create);
-        assert_eq!(engine.step(first, &store), FamilyStep::None, "it is being created");
-        assert_eq!(engine.step(second, &store), FamilyStep::Create, "at the same time");
+        assert!(engine.begin_creation(first, &store));
+        assert!(!engine.begin_creation(first, &store), "it is being created");
+        assert!(engine.begin_creation(second, &store), "at the same time");
         assert!(!engine.on_created(first, Err(StoreError::Unordered)));
         assert!(engine.is_creating(second) && !engine.is_creating(first));
         let why = engine.obstacle(first, &store).unwrap();
         assert!(why.contains("Unordered"), "{why}");
-        assert_eq!(engine.step(first, &store), FamilyStep::None, "not before the next report");
+        assert!(!engine.begin_creation(first, &store), "not before the next report");
         engine.try_again();
-        assert_eq!(engine.step(first, &store), FamilyStep::Create);
+        assert!(engine.begin_creation(first, &store));
         assert!(engine.on_created(first, Ok(())) && engine.on_created(second, Ok(())));
         assert!(!engine.obstacle(first, &store).unwrap().contains("Unordered"));
     }

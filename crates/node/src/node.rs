@@ -126,7 +126,7 @@ impl Node {
     ) -> Node {
         let found = match &settings.engine {
             Engine::Open(found) => Some(found.clone()),
-            Engine::Addable | Engine::None(_) => None,
+            Engine::None(_) => None,
         };
         let store = LocalStore::open(settings.store.clone(), pool.clone(), device_size, found);
         let Settings { reconnect_min, reconnect_max, .. } = settings;
@@ -431,7 +431,7 @@ impl Node {
     /// Sends a report, and does other periodic work. Called once per report interval.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.engine.try_again();
-        self.tend_families(now, effects);
+        self.tend_families(now);
         self.tend_pgs(now, effects);
         self.scrubbing.begin(now);
         let Node { cluster, store, pgs, peer_connections, lines, .. } = self;
@@ -569,7 +569,6 @@ impl Node {
             Phase::Running => self.begin_end(now, effects),
             Phase::Draining { .. } | Phase::Syncing | Phase::Closing | Phase::Stopped => {
                 self.disk_watch.stay_away();
-                self.engine.stay_away();
             }
         }
     }
@@ -594,11 +593,10 @@ impl Node {
             }
             if self.phase == Phase::Closing {
                 // The next run in this process must not meet operations of this one.
-                match (self.disk_watch.is_leaving(), self.engine.is_leaving()) {
-                    (false, false) => return self.stop(StopReason::Shutdown, effects),
-                    _ if !self.store.is_idle() => {}
-                    (true, _) => return self.stop(StopReason::Stalled, effects),
-                    (false, true) => return self.stop(StopReason::NeedsEngine, effects),
+                match self.disk_watch.is_leaving() {
+                    false => return self.stop(StopReason::Shutdown, effects),
+                    true if self.store.is_idle() => return self.stop(StopReason::Stalled, effects),
+                    true => {}
                 }
             }
             if self.requests.is_store_awaited() && !self.store.is_congested() {

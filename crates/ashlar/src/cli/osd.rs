@@ -48,8 +48,8 @@ pub enum OsdCommand {
         /// Address to listen on [default: the networks of cluster.toml, or 127.0.0.1]
         #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
         listen: Option<String>,
-        /// Directory for records of objects, on any file system; required for a block device once there is a
-        /// pool of objects [default: PATH/objects, if PATH is a directory]
+        /// Directory for records of objects, on any file system; a block device keeps objects only with it
+        /// [default: PATH/objects, if PATH is a directory]
         #[arg(long, value_name = "DIR")]
         objects: Option<PathBuf>,
         /// Memory for caches; records of objects take up to twice as much more

@@ -11,6 +11,7 @@ use client::Config;
 use cluster::message::{Command, Failure};
 use serde_json::{Value, json};
 
+use super::engine;
 use super::store_file::{blocks_of, commit_name, device_at};
 use crate::call::COMMAND_TIME_MAX;
 use crate::cli::CommitArg;
@@ -264,6 +265,14 @@ fn write_store(
     let store =
         io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
     io::prepare(&blocks_of(path), size, &store, progress).map_err(cannot)?;
+    // The store is complete, and volumes need no engine. A start creates it if this process ends before.
+    let objects = match device_at(path) {
+        Some(_) => "no engine for objects: start it with --objects DIR to have one".to_owned(),
+        None => match engine::create(path, options.store) {
+            Ok(()) => "an engine for objects in objects/".to_owned(),
+            Err(error) => format!("no engine for objects yet, its start tries again: {error}"),
+        },
+    };
     let cache = match probe.write_cache {
         Some(true) => "has a write cache",
         Some(false) => "has no volatile write cache",
@@ -273,7 +282,7 @@ fn write_store(
         if probe.direct { "O_DIRECT works" } else { "O_DIRECT is not supported: I/O is buffered" };
     let summary = format!(
         "{osd}: {} at {}; sectors of {} bytes, {direct}; the disk {cache}, a durable 4 KiB write \
-         takes {} us: commit mode {}",
+         takes {} us: commit mode {}; {objects}",
         size_text(size),
         path.display(),
         probe.sector_size,

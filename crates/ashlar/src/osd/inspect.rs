@@ -116,7 +116,7 @@ pub fn compare(paths: &[PathBuf], objects: &[PathBuf], format: Format) -> Result
         files.push(open_blocks(&blocks, true)?);
         let superblock = superblock_of(&blocks)?;
         let directory = engine::directory_of(path, named.remove(&superblock.store));
-        let mut engine = engine::open_to_read(directory.as_deref(), &superblock)?;
+        let mut engine = engine::open_to_read(path, directory.as_deref(), &superblock)?;
         inspect_file(&blocks, false, engine.as_mut())?;
         engines.push(engine);
     }
@@ -165,7 +165,7 @@ pub fn compare(paths: &[PathBuf], objects: &[PathBuf], format: Format) -> Result
 /// blocks.
 fn engine_of(path: &Path, objects: Option<&Path>) -> Result<Option<EngineToRead>, Failure> {
     let directory = engine::directory_of(path, objects);
-    engine::open_to_read(directory.as_deref(), &superblock_of(&blocks_of(path))?)
+    engine::open_to_read(path, directory.as_deref(), &superblock_of(&blocks_of(path))?)
 }
 
 fn as_reader(engine: &mut EngineToRead) -> &mut dyn ReadEngine {

@@ -49,8 +49,6 @@ enum Ended {
     ForGood,
     /// The disk hung; now it responds.
     Stalled(Stalls),
-    /// Pools of objects need an engine.
-    NeedsEngine,
 }
 
 /// Bytes of memory that an OSD may use.
@@ -81,35 +79,23 @@ pub fn run(
     log.start(superblock_of(&blocks_of(path))?.osd.to_string());
     let objects = engine::directory_of(path, objects);
     let place = RunPlace { path, listen, objects: objects.as_deref() };
-    // Why no engine can be added.
-    let mut obstacle = None;
     loop {
-        match run_once(config, place, supervised, &settings, obstacle.as_deref())? {
+        match run_once(config, place, supervised, &settings)? {
             Ended::ForGood => return Ok(()),
             Ended::Stalled(stalls) => {
                 io::log::write(&TraceEvent::info("restarting after the disk hung"));
                 settings.stalls = stalls;
             }
-            Ended::NeedsEngine => {
-                let directory = objects.as_deref().expect("the run knew where to add it");
-                let store = superblock_of(&blocks_of(path))?.store;
-                if let Err(error) = engine::add(directory, store) {
-                    let what = "an engine for records of objects cannot be added";
-                    io::log::write(&TraceEvent::warn(what).with("why", &error));
-                    obstacle = Some(engine::cannot_add(&error));
-                }
-            }
         }
     }
 }
 
-/// Runs the OSD once. `obstacle`: why no engine can be added.
+/// Runs the OSD once.
 fn run_once(
     config: &Config,
     RunPlace { path, listen, objects }: RunPlace<'_>,
     supervised: bool,
     settings: &node::Settings,
-    obstacle: Option<&str>,
 ) -> Result<Ended, Failure> {
     let blocks = blocks_of(path);
     let disk = Disk::open(&blocks).map_err(|error| {
@@ -150,8 +136,7 @@ fn run_once(
     let mut settings = settings.clone();
     let waker = reactor.waker();
     let memory = settings.store.memory_bytes;
-    let (rocks, engine) =
-        engine::open(objects, &superblock, obstacle, memory, move || waker.wake())?;
+    let (rocks, engine) = engine::open(path, objects, &superblock, memory, move || waker.wake())?;
     settings.engine = engine;
     settings.store.is_sparse = is_sparse;
     settings.store.shares_space_with_engine = engine::shares_space(path, objects);
@@ -322,7 +307,6 @@ fn stopped(reason: StopReason, node: &Node) -> Result<Ended, Failure> {
     match reason {
         StopReason::Shutdown => Ok(Ended::ForGood),
         StopReason::Stalled => Ok(Ended::Stalled(node.stalls())),
-        StopReason::NeedsEngine => Ok(Ended::NeedsEngine),
         StopReason::Store(text) => {
             Err(failure("store", text, "check the disk: ashlar osd check PATH"))
         }

@@ -15,7 +15,9 @@ use crate::harness::{
 fn lasting(mut list: Value) -> Value {
     for row in list.as_array_mut().expect("a list") {
         let row = row.as_object_mut().expect("a row");
-        row.retain(|name, _| !["io", "used_bytes", "available_bytes"].contains(&&name[..]));
+        row.retain(|name, _| {
+            !["io", "used_bytes", "available_bytes", "engine"].contains(&&name[..])
+        });
     }
     list
 }

@@ -1,4 +1,4 @@
-//! Tests of pools of objects: their OSDs get engines, keep them, and start with no other.
+//! Tests of pools of objects: OSDs have engines, keep them, and start with no other.
 
 use std::fs;
 use std::io::Write;
@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::fio::Fio;
 use crate::harness::{ASHLAR, Cluster, LoopDevice, qemu_io, terminate, wait_for};
 
 /// Starts a cluster with a pool of blocks, and a pool of objects with 8 PGs.
@@ -126,19 +127,85 @@ fn an_osd_starts_only_with_its_own_engine() {
 }
 
 #[test]
-fn where_no_engine_can_be_added_other_pools_go_on() {
+fn the_first_pool_of_objects_restarts_no_osd() {
+    let cluster = Cluster::up("first-objects", &["--osds", "3", "--osd-size", "512MiB"]);
+    for osd in ["osd.1", "osd.2", "osd.3"] {
+        assert!(
+            engine_of(&cluster, osd).join("engine").exists(),
+            "{osd} has one from the beginning"
+        );
+    }
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    // The processes and runs of all OSDs.
+    let runs = || {
+        [1, 2, 3].map(|osd| {
+            let record = cluster.json(&["state", "get", &format!("osd/{osd}")]);
+            (cluster.pid("osd", osd), record["incarnation"].clone())
+        })
+    };
+    let before = runs();
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 16 << 20, 47, 4 << 20);
+    fio.wait_written(1 << 20);
+    let create = |name: &str| {
+        let mut create = vec!["pool", "create", name, "--kind", "object", "--pgs", "8"];
+        create.extend(["--failure-domain", "osd", "--replicas", "3"]);
+        cluster.json(&create)
+    };
+    assert_eq!(create("first")["warning"], Value::Null);
+    create("second");
+    cluster.run(&["kv", "put", "key", "value", "--pool", "first"]);
+    cluster.run(&["kv", "put", "key", "value", "--pool", "second"]);
+    cluster.wait_active();
+    assert!(fio.verified_bytes() > 0);
+    assert_eq!(runs(), before);
+}
+
+#[test]
+fn where_no_engine_can_be_made_other_pools_go_on() {
     let cluster = Cluster::up("no-engine", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
     let place = engine_of(&cluster, "osd.1");
+    cluster.run(&["osd", "stop", "1"]);
+    fs::remove_dir_all(&place).expect("it is there");
     fs::write(&place, "a file that is in the way").expect("writable");
-    cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
-    wait_for_condition(&cluster, "could not be added");
+    let path = cluster.path().join("osd.1").display().to_string();
+    assert_eq!(cluster.json(&["osd", "check", &path])["clean"], true, "the engine holds nothing");
+    cluster.run(&["osd", "start", "1"]);
+    cluster.wait_active();
     qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"];
+    let error = cluster.refused(&create, "cannot_place");
+    assert!(message(&error).contains("osd.1 has no engine"), "{error}");
     cluster.run(&["osd", "stop", "1"]);
     fs::remove_file(&place).expect("it is there");
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_active();
+    cluster.run(&create);
+    cluster.run(&["kv", "put", "key", "value"]);
+}
+
+#[test]
+fn an_engine_that_holds_nothing_is_made_anew_when_it_is_damaged() {
+    let cluster = Cluster::up("damaged-engine", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
+    cluster.run(&["osd", "stop", "1"]);
+    let place = engine_of(&cluster, "osd.1");
+    fs::remove_file(place.join("rocksdb/CURRENT")).expect("it is there");
+    cluster.run(&["osd", "start", "1"]);
+    cluster.wait_active();
+    qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
+    cluster.run(&["kv", "put", "key", "value"]);
+    // Now it holds something.
+    cluster.run(&["osd", "stop", "1"]);
+    fs::remove_file(place.join("rocksdb/CURRENT")).expect("it is there");
+    let path = cluster.path().join("osd.1").display().to_string();
+    let error = cluster.refused(&["osd", "run", &path], "engine");
+    assert!(error["hint"].to_string().contains("osd new-engine"), "{error}");
+    cluster.run(&["osd", "new-engine", &path, "--yes"]);
+    cluster.run(&["osd", "start", "1"]);
 }
 
 #[test]
@@ -148,12 +215,22 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     let id = cluster.json(&["osd", "create", &device.path])["id"].as_u64().expect("a number");
     let mut daemon = run_osd(&cluster, &device.path, None);
     cluster.wait_osd(id, true);
-    cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
-    wait_for_condition(&cluster, "--objects DIR");
+    let mut create = vec!["pool", "create", "kv", "--kind", "object", "--replicas", "2"];
+    create.extend(["--failure-domain", "osd"]);
+    let error = cluster.refused(&create, "cannot_place");
+    assert!(message(&error).contains(&format!("osd.{id} has no engine")), "{error}");
+    assert!(error["hint"].to_string().contains("--objects DIR"), "{error}");
+    let one = ["pool", "create", "one", "--kind", "object", "--replicas", "1"];
+    let made = cluster.json(&[&one[..], &["--failure-domain", "osd"]].concat());
+    let warning = made["warning"].as_str().expect("a warning");
+    assert!(warning.contains(&format!("osd.{id} has no engine")), "{warning}");
+    cluster.wait_active();
+    cluster.run(&["pool", "rm", "one", "--yes"]);
     stop(&mut daemon);
     let place = cluster.path().join("records");
     let mut daemon = run_osd(&cluster, &device.path, Some(&place));
     cluster.wait_osd(id, true);
+    cluster.run(&create);
     cluster.wait_active();
     assert!(place.join("engine").exists());
     cluster.run(&["kv", "put", "key", "value"]);
@@ -270,14 +347,6 @@ fn objects_can_be_removed_while_an_engine_has_little_space_and_read_while_it_has
     wait_for("space", || !has("engine_low") && !has("engine_full"));
     wait_for("a write", || takes("more", "1"));
     cluster.wait_clean();
-}
-
-/// Waits until PGs of the newest pool wait for something, in these words.
-fn wait_for_condition(cluster: &Cluster, words: &str) {
-    cluster.wait_status(words, |status| {
-        let pool = status["pools"].as_array().and_then(|pools| pools.last().cloned());
-        pool.is_some_and(|pool| pool["conditions"].to_string().contains(words))
-    });
 }
 
 /// Runs an OSD that `up` does not run.

@@ -40,6 +40,10 @@ const ENGINE_AHEAD: &str = "\
     the engine has entries that this journal cannot have had: one of the two was replaced by a copy \
     of another time. Start the OSD with the engine and the disk that belong together";
 
+/// Why a store cannot be opened without the engine that its superblock names. For the operator.
+pub(crate) const ENGINE_NEEDED: &str =
+    "this store has object pools, and needs the engine with their records";
+
 /// What becomes of a family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FamilyPlan {
@@ -233,6 +237,21 @@ impl Recovery {
             }
             // Its root says what there is, so that the next start does not find the same again.
             self.parts_mut().wants_checkpoint |= is_behind;
+        }
+    }
+
+    /// Refuses to open a store without its engine, unless that holds nothing: neither root nor journal names
+    /// a family, and nothing was lost that may have named one.
+    pub(super) fn check_engine(&self) -> Progress {
+        let superblock = &self.parts().superblock;
+        if superblock.engine.is_none() || self.engine.is_some() {
+            return Ok(());
+        }
+        let is_damaged = superblock.suspect.is_some()
+            || self.rows.keys().any(|row| crate::decide::is_suspicious(*row));
+        match self.families.is_empty() && !is_damaged {
+            true => Ok(()),
+            false => Err(ENGINE_NEEDED.to_owned()),
         }
     }
 

@@ -585,6 +585,7 @@ impl Recovery {
         let tail = replay.unreadable_end.map_or(tail, |behind| tail.max(behind));
         let previous = replay.previous;
         self.plan_families();
+        self.check_engine()?;
         self.settle_holes();
         self.reserve_places(io);
         self.on_replayed(end, tail, previous, io)

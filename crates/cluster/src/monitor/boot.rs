@@ -47,6 +47,7 @@ impl Monitor {
             damaged_pools,
             slow,
             seen,
+            engine,
         } = message
         else {
             unreachable!("the caller matched it");
@@ -67,6 +68,7 @@ impl Monitor {
             damaged_pools,
             slow,
             seen,
+            engine,
             given: None,
         };
         let ends_a_run =
@@ -154,6 +156,7 @@ impl Monitor {
         changed.path = boot.path.clone();
         changed.host = boot.host.clone();
         changed.supervised = boot.supervised;
+        changed.engine = boot.engine;
         if changed == *record {
             return Plan::Done(Done::Booted(incarnation));
         }

@@ -230,7 +230,7 @@ impl Monitor {
         if (scheme, failure_domain) == (known.pool.scheme, known.pool.failure_domain) {
             return Ok(());
         }
-        let candidates = self.candidates(failure_domain);
+        let candidates = self.candidates(failure_domain, known.pool.has_objects());
         let current = vec![Vec::new(); known.pool.pg_count as usize];
         let planned = placement::plan(&candidates, scheme.position_count(), &current);
         planned.map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;

@@ -67,6 +67,18 @@ pub(super) fn engine_checks(osd: OsdId, report: &OsdReport) -> Vec<Check> {
     checks
 }
 
+/// Returns what is said of an OSD that has no engine, while there are pools of objects.
+pub(super) fn engine_missing(osd: OsdId) -> Check {
+    Check {
+        code: "engine_missing",
+        severity: Severity::Info,
+        message: format!("{osd} has no engine: pools of objects have no PGs there"),
+        hint: "an OSD on a block device gets one when it is started with --objects DIR; else its log says \
+               why it has none"
+            .into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use format::engine::Compression;

@@ -136,6 +136,8 @@ pub(super) struct Boot {
     pub(super) slow: bool,
     /// What the OSD has seen of the cluster.
     pub(super) seen: Seen,
+    /// Whether the OSD has an engine; `None`: it does not say.
+    pub(super) engine: Option<bool>,
     /// The incarnation in the OSD's record, once this job has written it.
     pub(super) given: Option<Incarnation>,
 }

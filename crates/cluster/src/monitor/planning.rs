@@ -151,20 +151,42 @@ impl Monitor {
 
     /// Returns the OSDs that may hold PGs of an existing pool.
     fn candidates_for(&self, record: &PoolRecord) -> Vec<Candidate> {
-        let planned: BTreeSet<OsdId> = self.targets(record.pool.id).flatten().collect();
+        let planned = self.planned_on(record.pool.id);
         let usable = |osd: &&OsdRecord| {
             let is_known = osd.info.up && osd.size_bytes > 0;
-            is_usable(osd) && (is_known || planned.contains(&osd.info.id))
+            let is_planned = planned.contains(&osd.info.id);
+            is_usable(osd)
+                && (is_known || is_planned)
+                && osd.may_keep(record.pool.has_objects(), is_planned)
         };
         let usable: Vec<&OsdRecord> = self.committed.osds().filter(usable).collect();
         self.candidates_of(&usable, record.pool.failure_domain, Some(record.pool.id))
     }
 
-    /// Returns the OSDs that may hold PGs of a pool that is being created.
-    pub(super) fn candidates(&self, failure_domain: FailureDomain) -> Vec<Candidate> {
-        let usable = |osd: &&OsdRecord| is_usable(osd) && osd.info.up;
-        let usable: Vec<&OsdRecord> = self.committed.osds().filter(usable).collect();
+    /// Returns the OSDs that may hold PGs of a pool that is being created, with objects or without.
+    pub(super) fn candidates(
+        &self,
+        failure_domain: FailureDomain,
+        has_objects: bool,
+    ) -> Vec<Candidate> {
+        let usable = self.newly_usable().filter(|osd| osd.may_keep(has_objects, false));
+        let usable: Vec<&OsdRecord> = usable.collect();
         self.candidates_of(&usable, failure_domain, None)
+    }
+
+    /// Returns those that may hold no PGs of a new pool of objects: they have no engine, or do not say.
+    pub(super) fn without_engine(&self) -> impl Iterator<Item = OsdId> {
+        self.newly_usable().filter(|osd| !osd.may_keep(true, false)).map(|osd| osd.info.id)
+    }
+
+    /// Returns the OSDs that may hold PGs of a new pool of volumes.
+    pub(super) fn newly_usable(&self) -> impl Iterator<Item = &OsdRecord> {
+        self.committed.osds().filter(|osd| is_usable(osd) && osd.info.up)
+    }
+
+    /// Returns the OSDs on which PGs of a pool are planned.
+    fn planned_on(&self, pool: PoolId) -> BTreeSet<OsdId> {
+        self.targets(pool).flatten().collect()
     }
 
     /// Returns the candidates; an OSD that has not reported its size yet counts as one of average size.
@@ -232,7 +254,11 @@ impl Monitor {
             return Some("fewer than half of the OSDs would remain in the cluster".to_string());
         }
         let lacks = |pool: &&PoolRecord| {
-            let others = ran().filter(|r| r.info.in_cluster && r.info.id != osd);
+            let planned = self.planned_on(pool.pool.id);
+            let may_keep = |other: &OsdRecord| {
+                other.may_keep(pool.pool.has_objects(), planned.contains(&other.info.id))
+            };
+            let others = ran().filter(|r| r.info.in_cluster && r.info.id != osd && may_keep(r));
             let domains: BTreeSet<String> =
                 others.map(|record| domain_of(record, pool.pool.failure_domain)).collect();
             domains.len() < pool.pool.scheme.position_count() as usize

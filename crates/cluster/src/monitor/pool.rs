@@ -20,6 +20,11 @@ use crate::records::{
 use crate::stats::Table;
 
 const HELP_HINT: &str = "`ashlar pool create --help` lists the valid values";
+/// How OSDs get engines.
+const ENGINE_HINT: &str = "an OSD on a block device gets one when it is started with --objects DIR, one of \
+    an older version when this one starts it; if it has none then, its log says why";
+/// Maximum number of OSDs that a message names.
+const OSDS_NAMED_MAX: usize = 10;
 
 /// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
@@ -68,8 +73,9 @@ impl Monitor {
             return Err(failure("invalid", message, "use one of the existing pools"));
         }
         let failure_domain = failure_domain.unwrap_or(FailureDomain::Host);
-        let candidates = self.candidates(failure_domain);
-        let copies = Scheme::Copies { count: if candidates.len() > 1 { 2 } else { 1 } };
+        let candidates = self.candidates(failure_domain, objects.is_some());
+        // Nobody gets fewer copies because engines are missing.
+        let copies = Scheme::Copies { count: if self.newly_usable().count() > 1 { 2 } else { 1 } };
         let scheme = scheme.unwrap_or(copies);
         let block_size = block_size.unwrap_or(default_block_size(objects.is_some()));
         let invalid = |why| failure("invalid", why, HELP_HINT);
@@ -84,8 +90,10 @@ impl Monitor {
         let kind = kind_of(*objects, pg_count);
         check_kind(kind, scheme, pg_count, block_size).map_err(invalid)?;
         let current = vec![Vec::new(); pg_count as usize];
+        let without_engine = objects.and_then(|_| self.name_without_engine());
         let mut targets = placement::plan(&candidates, scheme.position_count(), &current)
-            .map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;
+            .map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))
+            .map_err(|error| needs_engines(error, without_engine.as_deref()))?;
         if !scheme.is_whole_everywhere() {
             placement::arrange(&mut targets, scheme.data_count() as usize);
         }
@@ -95,7 +103,25 @@ impl Monitor {
         let name = name.clone();
         let pool = Pool { id, name, scheme, min_size, pg_count, failure_domain, block_size, kind };
         let planned_for = fingerprint(&pool, &candidates);
-        Ok(self.write_new_pool(pool, targets, planned_for))
+        let warning = match without_engine {
+            Some(without) => Some(format!("{without}: the pool has no PGs there; {ENGINE_HINT}")),
+            None => self.crowded_host(&pool, || targets.iter().cloned()),
+        };
+        Ok(self.write_new_pool(pool, targets, planned_for, warning))
+    }
+
+    /// Says which OSDs could keep no PGs of a new pool of objects; `None`: there is no such OSD.
+    fn name_without_engine(&self) -> Option<String> {
+        let mut left = self.without_engine();
+        let named: Vec<String> =
+            left.by_ref().take(OSDS_NAMED_MAX).map(|osd| osd.to_string()).collect();
+        let more = match left.count() {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        let verb = if named.len() == 1 && more.is_empty() { "has" } else { "have" };
+        (!named.is_empty())
+            .then(|| format!("{}{more} {verb} no engine for records of objects", named.join(", ")))
     }
 
     /// Checks that each OSD's store has room for the records of the PGs that it would have.
@@ -126,7 +152,13 @@ impl Monitor {
     /// Writes the shards of a new pool, as many as fit in one transaction; the last transaction
     /// also writes the pool. Shards of a pool that does not exist have no meaning: if the creation
     /// is interrupted, the next one overwrites its shards or removes them.
-    fn write_new_pool(&self, pool: Pool, targets: Vec<Vec<OsdId>>, planned_for: u64) -> Plan {
+    fn write_new_pool(
+        &self,
+        pool: Pool,
+        targets: Vec<Vec<OsdId>>,
+        planned_for: u64,
+        warning: Option<String>,
+    ) -> Plan {
         let committed = &self.committed;
         let revision = MapRevision::ZERO.next();
         let id = pool.id;
@@ -144,7 +176,7 @@ impl Monitor {
             }
         }
         let mut answer = pool_row(&pool);
-        if let Some(warning) = self.crowded_host(&pool, || targets.iter().cloned()) {
+        if let Some(warning) = warning {
             answer["warning"] = warning.into();
         }
         let counter =
@@ -388,6 +420,13 @@ fn pg_count_max(scheme: Scheme) -> u32 {
 fn default_pg_count(osd_count: usize, scheme: Scheme) -> u32 {
     let wanted = u32::try_from(osd_count).unwrap_or(u32::MAX).saturating_mul(PGS_PER_OSD);
     (wanted / scheme.position_count()).clamp(1, pg_count_max(scheme)).next_power_of_two()
+}
+
+/// Adds to the refusal of a pool of objects which OSDs have no engine.
+fn needs_engines(error: Failure, without_engine: Option<&str>) -> Failure {
+    let Some(without) = without_engine else { return error };
+    let message = format!("{}; {without}", error.message);
+    failure(&error.code, message, ENGINE_HINT)
 }
 
 pub(super) fn cannot_place(

@@ -185,6 +185,7 @@ impl Monitor {
             "host": record.host,
             "size_bytes": record.size_bytes,
             "used_bytes": report.map_or(0, |(_, report)| report.used_bytes),
+            "has_engine": record.engine,
             "engine": report.and_then(|(_, report)| report.engine.as_ref()),
         })
     }

@@ -858,7 +858,10 @@ impl<'a> Draft<'a> {
         ids: &[PgId],
         newest: &BTreeMap<PgId, PgEntry>,
     ) -> Result<Vec<(PgId, PgEntry)>, Failure> {
-        let usable = self.osds().filter(|r| r.info.in_cluster && self.has_told(r.info.id));
+        // An OSD of an older version, which does not say, may have had PGs of the pool.
+        let may_keep = |record: &OsdRecord| record.may_keep(pool.has_objects(), true);
+        let is_told = |r: &&OsdRecord| r.info.in_cluster && self.has_told(r.info.id);
+        let usable = self.osds().filter(|record| is_told(record) && may_keep(record));
         let candidate = |record: &OsdRecord| Candidate {
             osd: record.info.id,
             domain: domain_of(record, pool.failure_domain),

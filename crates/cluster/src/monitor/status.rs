@@ -9,7 +9,7 @@ use format::wire::PgEntry;
 use serde_json::{Value, json};
 
 use super::Monitor;
-use super::engine_health::engine_checks;
+use super::engine_health::{engine_checks, engine_missing};
 use super::query::PgState;
 use super::remedy::{self, start_hint};
 use super::scrub::ScrubTally;
@@ -421,6 +421,7 @@ impl Monitor {
 
     fn check_osds(&self, now: Time, checks: &mut Vec<Check>) {
         let silent_span = self.span(Setting::OsdReport).as_nanos().saturating_mul(5);
+        let has_objects = self.committed.pools().any(|record| record.pool.has_objects());
         for record in self.committed.osds() {
             let osd = record.info.id;
             if !record.info.in_cluster {
@@ -429,6 +430,9 @@ impl Monitor {
             if !record.info.up {
                 checks.push(self.down_check(now, record));
                 continue;
+            }
+            if has_objects && record.engine == Some(false) {
+                checks.push(engine_missing(osd));
             }
             let Some(live) = self.osds.get(&osd).filter(|live| live.connection.is_some()) else {
                 continue;

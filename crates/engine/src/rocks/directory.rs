@@ -26,6 +26,9 @@ const UNFINISHED_FILE: &str = "engine.unfinished";
 const DATABASE: &str = "rocksdb";
 const DAMAGED_FILE: &str = "damaged";
 const DAMAGED_FILE_NEW: &str = "damaged.new";
+/// What RocksDB says when another process, or this one, has the database open. Paths may have a "lock", too.
+const LOCK_WORDS: [&str; 3] =
+    ["While lock file", "lock hold by current process", "a file for lock"];
 
 pub(super) fn column_family_name(id: PoolId, compression: Compression) -> String {
     format!("{id}.{compression}")
@@ -49,7 +52,9 @@ fn database_error(path: &Path, error: &rocksdb::Error) -> OpenError {
     let text = format!("{}: {error}", path.display());
     if is_full(error) {
         OpenError::Full(text)
-    } else if text.contains("lock") && error.kind() == ErrorKind::IOError {
+    } else if LOCK_WORDS.iter().any(|words| text.contains(words))
+        && error.kind() == ErrorKind::IOError
+    {
         OpenError::InUse(text)
     } else {
         OpenError::Corrupt(text)

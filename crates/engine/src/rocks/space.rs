@@ -4,6 +4,9 @@
 //! records take space until compactions meet what removed them in the lowest level. While little is left, they are
 //! brought there: what is in memory is flushed, then one file of the lowest level after the other is compacted with
 //! what lies above it, until nothing does. See rule 21 of `docs/internals/objects.md`.
+//!
+//! An engine without families keeps nothing, and needs no space: it never has little. The OSD's volumes may share its
+//! file system, and must not be refused space for its sake.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,6 +41,20 @@ pub(super) struct SpaceWatch {
     enough_since: Option<Instant>,
 }
 
+impl SpaceWatch {
+    /// Returns whether little is left, with so many free bytes.
+    fn judge(&mut self, now: Instant, free: u64, low_below: u64) -> bool {
+        match self.is_low {
+            false => free < low_below,
+            true if free < low_below / 4 * 5 => {
+                self.enough_since = None;
+                true
+            }
+            true => now.duration_since(*self.enough_since.get_or_insert(now)) < ENOUGH_FOR,
+        }
+    }
+}
+
 /// Returns below how many free bytes little is left of a file system of this size.
 fn low_below(size: u64, least: u64) -> u64 {
     (size / LOW_SHARE).max(least).min(LOW_MAX).min(size / LOW_SHARE_MAX)
@@ -60,20 +77,18 @@ impl Shared {
             return;
         }
         watch.looked_at = Some(now);
-        let Some((size, free)) = size_and_free(&self.directory) else { return };
-        let in_memory = |family: &std::sync::Arc<Family>| {
-            let sizes = [&family.unflushed_size, &family.flushing_size];
-            sizes.map(|size| size.load(Ordering::Acquire)).iter().sum::<u64>()
-        };
-        let free = free.saturating_sub(self.families().iter().map(in_memory).sum());
-        let low_below = low_below(size, self.settings.low_space_min);
-        let is_low = match watch.is_low {
-            false => free < low_below,
-            true if free < low_below / 4 * 5 => {
-                watch.enough_since = None;
-                true
+        let families = self.families();
+        let is_low = match families.is_empty() {
+            true => false,
+            false => {
+                let Some((size, free)) = size_and_free(&self.directory) else { return };
+                let in_memory = |family: &std::sync::Arc<Family>| {
+                    let sizes = [&family.unflushed_size, &family.flushing_size];
+                    sizes.map(|size| size.load(Ordering::Acquire)).iter().sum::<u64>()
+                };
+                let free = free.saturating_sub(families.iter().map(in_memory).sum());
+                watch.judge(now, free, low_below(size, self.settings.low_space_min))
             }
-            true => now.duration_since(*watch.enough_since.get_or_insert(now)) < ENOUGH_FOR,
         };
         if std::mem::replace(&mut watch.is_low, is_low) != is_low {
             watch.enough_since = None;

@@ -54,6 +54,16 @@ fn an_engine_that_is_open_is_refused() {
 }
 
 #[test]
+fn a_damaged_engine_is_not_said_to_be_open_because_of_its_path() {
+    let parent = TempDirectory::new();
+    let directory = parent.0.join("blocks, locked");
+    Rocks::create(&directory, IDENTITY).expect("the place is empty");
+    fs::remove_file(directory.join("rocksdb/CURRENT")).expect("it is there");
+    let opened = Rocks::open(&directory, IDENTITY, settings(), || {});
+    assert!(matches!(opened, Err(OpenError::Corrupt(_))), "{opened:?}");
+}
+
+#[test]
 fn an_occupied_directory_is_refused() {
     let directory = created();
     let again = Rocks::create(&directory.0, IDENTITY);

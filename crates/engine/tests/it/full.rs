@@ -285,6 +285,32 @@ fn child_with_several_levels_is_told_that_little_space_is_left() {
 }
 
 #[test]
+#[ignore = "the child of a test below"]
+fn child_has_no_families_and_little_space() {
+    let Ok(path) = std::env::var(DIRECTORY) else { return };
+    let directory = TempDirectory(PathBuf::from(path).join("engine"));
+    Rocks::create(&directory.0, IDENTITY).expect("an empty directory");
+    let ballast = directory.0.with_file_name("ballast");
+    fs::write(ballast, vec![1; 100 << 20]).expect("space");
+    let settings = Settings { low_space_min: 60 << 20, ..settings() };
+    let mut client = Client::new(RealEngine::open(directory, settings).0);
+    // An opening looks at the space.
+    client.engine.engine.take_events(&mut client.events);
+    assert_eq!(client.events, [], "it keeps nothing");
+    let told = |is_low| move |event: &EngineEvent| *event == EngineEvent::Space { is_low };
+    client.create_family(1, Compression::None).expect("there is space");
+    client.wait_for(told(true));
+    client.remove_family(1).expect("there is space");
+    client.wait_for(told(false));
+    println!("the full file system was survived");
+}
+
+#[test]
+fn an_engine_without_families_never_has_little_space() {
+    run_child("120m", "full::child_has_no_families_and_little_space");
+}
+
+#[test]
 fn little_space_is_told_and_comes_back_when_records_are_removed() {
     run_child("240m", "full::child_is_told_that_little_space_is_left");
 }

@@ -43,6 +43,7 @@ impl Node {
             damaged_pools: self.store.damaged_families().collect(),
             slow: self.pgs.is_slow_here(),
             seen: seen(&self.cluster, &self.notes, self.state.copy()),
+            engine: Some(self.engine.is_open()),
         };
         self.tell_monitor(&boot, effects);
     }

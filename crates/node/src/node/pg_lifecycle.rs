@@ -16,7 +16,6 @@ use pg::{Absence, Pg, Record, ScrubNote, Serving};
 
 use super::{Node, Phase};
 use crate::cluster_view::is_sound;
-use crate::local_engine::FamilyStep;
 use crate::local_store::StoreCall;
 use crate::pg_table::PgSlot;
 use crate::{Effect, StopReason, lines};
@@ -39,7 +38,7 @@ impl Node {
         self.revoke_replaced(&before);
         self.expect_blocks();
         self.notes.map_changed();
-        self.tend_families(now, effects);
+        self.tend_families(now);
         for pool in &pools {
             if let Some(known) = self.cluster.pool(*pool) {
                 self.sessions.takeovers.on_map(*pool, known.revision);
@@ -282,7 +281,7 @@ impl Node {
 
     /// Sees to it that the engine has a family for each pool of objects that has a PG here. Called with each
     /// map, and once per report interval.
-    pub(super) fn tend_families(&mut self, now: Time, effects: &mut Vec<Effect>) {
+    pub(super) fn tend_families(&mut self, now: Time) {
         if self.phase != Phase::Running {
             return;
         }
@@ -295,17 +294,9 @@ impl Node {
         });
         let families: Vec<(PoolId, Compression)> = families.collect();
         for (pool, compression) in families {
-            match self.engine.step(pool, &self.store) {
-                FamilyStep::None => {}
-                FamilyStep::Create => {
-                    let request = StoreRequest::Family { pool, compression: Some(compression) };
-                    self.store.ask(now, StoreCall::Family(pool), request);
-                }
-                FamilyStep::Leave => {
-                    let what = "restarting to get an engine for records of objects";
-                    effects.push(Effect::Trace(TraceEvent::info(what).with("pool", pool)));
-                    return self.begin_end(now, effects);
-                }
+            if self.engine.begin_creation(pool, &self.store) {
+                let request = StoreRequest::Family { pool, compression: Some(compression) };
+                self.store.ask(now, StoreCall::Family(pool), request);
             }
         }
     }

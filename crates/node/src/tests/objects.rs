@@ -1,4 +1,4 @@
-//! Tests of pools of objects: when an OSD gets an engine, and the families in it.
+//! Tests of pools of objects: the families in an OSD's engine, and what its PGs do with them.
 
 use std::collections::BTreeSet;
 
@@ -69,35 +69,35 @@ fn cleared(rig: &Rig) -> usize {
     told.filter(|told| **told == ToMonitor::PoolCleared { pool: POOL }).count()
 }
 
+/// What a node said of its engine when it joined.
+fn said_engine(rig: &Rig) -> Option<bool> {
+    let said = rig.told.iter().find_map(|told| match told {
+        ToMonitor::OsdBoot { engine, .. } => Some(*engine),
+        _ => None,
+    });
+    said.expect("it joined")
+}
+
 #[test]
-fn the_first_pool_of_objects_ends_the_run_and_the_next_one_has_an_engine() {
-    let mut rig = joined(Engine::Addable);
+fn the_first_pool_of_objects_is_served_in_the_run_that_meets_it() {
+    let mut rig = Rig::with_engine(MemoryDisk::formatted(), Twin::create(ENGINE));
+    rig.join(1);
+    assert_eq!(said_engine(&rig), Some(true));
     rig.monitor_says(map(0, 5, vec![entry(1, 1)], &[]));
     assert!(is_active(&mut rig), "a pool of blocks needs none");
-    rig.monitor_says(objects(2));
-    rig.advance(Duration::from_secs(6));
-    assert_eq!(rig.stopped, Some(StopReason::NeedsEngine));
-    assert!(rig.told.contains(&ToMonitor::OsdLeaves), "its PGs need not wait for it");
+    // The engine holds nothing yet, and the next run can do without it.
+    let mut rig = Rig::over(rig.disk.clone());
+    rig.join(2);
+    assert_eq!((&rig.stopped, said_engine(&rig)), (&None, Some(false)));
     let mut rig = Rig::with_engine(rig.disk.clone(), Twin::create(ENGINE));
     rig.join(3);
     rig.monitor_says(objects(3));
     assert!(is_active(&mut rig));
-    assert_eq!(families(&mut rig), [(POOL, COMPRESSION)]);
-    // The store names its engine now, and does not open without it.
+    assert_eq!((families(&mut rig), rig.stopped.take()), (vec![(POOL, COMPRESSION)], None));
+    // Now it holds something.
     let rig = Rig::over(rig.disk.clone());
     let Some(StopReason::Store(why)) = rig.stopped else { panic!("{:?}", rig.stopped) };
     assert!(why.contains("needs the engine with their records"), "{why}");
-}
-
-#[test]
-fn an_operator_who_stops_an_osd_that_is_leaving_for_an_engine_stops_it_for_good() {
-    let mut rig = joined(Engine::Addable);
-    rig.holds_disk = true;
-    rig.monitor_says(objects(1));
-    rig.apply(Event::Shutdown);
-    rig.release_disk();
-    rig.advance(Duration::from_secs(6));
-    assert_eq!(rig.stopped, Some(StopReason::Shutdown));
 }
 
 #[test]

@@ -20,20 +20,20 @@ const FULL_MAX: u64 = 3_000_000_000;
 /// When there is space again, all others know it after this time.
 const IS_KNOWN: Duration = Duration::from_secs(5);
 
-/// What lies beside the disk of an OSD: an engine, once it is added.
+/// What lies beside the disk of an OSD: an engine, in runs with an object pool.
 pub struct OsdEngine {
     twin: Option<(Identity, Twin)>,
     random: Random,
 }
 
 impl OsdEngine {
-    /// Returns the place for the engine of an OSD that has none yet.
+    /// Returns the place for the engine of an OSD that is not created yet.
     pub fn new(seed: u64, index: usize) -> OsdEngine {
         OsdEngine { twin: None, random: Random::new(seed, &format!("engine {index}")) }
     }
 
     /// Creates the engine of this store. Requires: there is none.
-    fn add(&mut self, store: StoreId) {
+    pub fn create(&mut self, store: StoreId) {
         assert!(self.twin.is_none());
         let identity = Identity { engine: u128::MAX - store.get(), store: store.get() };
         self.twin = Some((identity, Twin::create(identity)));
@@ -41,7 +41,9 @@ impl OsdEngine {
 
     /// Opens the engine for a run of the OSD.
     pub fn open(&mut self) -> Engine {
-        let Some((identity, twin)) = &mut self.twin else { return Engine::Addable };
+        let Some((identity, twin)) = &mut self.twin else {
+            return Engine::None("no OSD of this run has one".to_owned());
+        };
         let families = twin.open(*identity).expect("it is this store's");
         Engine::Open(EngineFound { identity: *identity, families })
     }
@@ -152,20 +154,6 @@ impl World {
                 self.apply_osd(index, node::Event::Engine(event))?;
             }
         }
-        Ok(())
-    }
-
-    /// An OSD has ended its run to get an engine, and begins the next one with it.
-    pub(super) fn gets_engine(&mut self, index: usize) -> Result<(), String> {
-        let osd = &mut self.osds[index];
-        if osd.in_flight > 0 {
-            let count = osd.in_flight;
-            return Err(format!(
-                "osd {index} opens its store again with {count} operations under way"
-            ));
-        }
-        osd.engine.add(osd.store);
-        self.osd_stopped(index);
         Ok(())
     }
 }

@@ -409,7 +409,11 @@ impl World {
         if self.osds[index].id.is_some() {
             return Err(format!("osd {index} gets a second id: {id}"));
         }
-        self.osds[index].create(id, self.cluster, &self.plan);
+        let osd = &mut self.osds[index];
+        osd.create(id, self.cluster, &self.plan);
+        if self.objects.is_some() {
+            osd.engine.create(osd.store);
+        }
         self.start(Process::Osd(index))
     }
 

@@ -792,9 +792,6 @@ impl World {
                 }
                 node::Effect::Trace(_) | node::Effect::LogLevel(_) => unreachable!("taken above"),
                 node::Effect::Stop(node::StopReason::Stalled) => return self.begins_anew(index),
-                node::Effect::Stop(node::StopReason::NeedsEngine) => {
-                    return self.gets_engine(index);
-                }
                 node::Effect::Stop(reason) => {
                     let osd = &self.osds[index];
                     let is_asked = reason == node::StopReason::Shutdown && osd.is_stopping;

@@ -412,6 +412,7 @@ impl Monitors {
             damaged_pools: std::collections::BTreeSet::new(),
             slow: false,
             seen: Seen::default(),
+            engine: Some(true),
         };
         self.say(client, &boot);
         let asked = self.clients[client].said.iter().find_map(|message| match message {

@@ -313,3 +313,109 @@ fn a_pool_that_is_open_is_not_removed() {
     assert_eq!(rig.monitor.committed.session(session), None);
     assert_eq!(rig.stopped, None);
 }
+
+// ---- engines ----------------------------------------------------------------------------------
+
+/// Returns a cluster of OSDs that say this of their engines when they join.
+fn saying(engines: &[Option<bool>]) -> Rig {
+    let mut rig = Rig::new();
+    for (number, engine) in (1..).zip(engines) {
+        rig.add_osd(number);
+        says(&mut rig, number, *engine);
+    }
+    rig
+}
+
+/// Starts an OSD's next run, which says this of its engine.
+fn says(rig: &mut Rig, number: u32, engine: Option<bool>) {
+    rig.kill_osd(number);
+    rig.osds.get_mut(&osd_id(number)).expect("it is there").engine = engine;
+    rig.boot(number);
+    rig.report(number, |_| {});
+    rig.advance(Duration::from_secs(1));
+}
+
+/// Returns the OSDs on which PGs of the first pool are planned.
+fn planned(rig: &Rig) -> Vec<u32> {
+    let osds: std::collections::BTreeSet<u32> =
+        rig.targets().into_iter().flatten().map(|osd| osd.get()).collect();
+    osds.into_iter().collect()
+}
+
+#[test]
+fn pgs_of_objects_are_planned_only_onto_osds_that_say_they_have_an_engine() {
+    let mut rig = saying(&[Some(true), Some(true), Some(false), None]);
+    let made = create(&mut rig, (COPIES, None), None, ObjectOptions::default()).unwrap();
+    let warning = made["warning"].as_str().expect("a warning");
+    assert!(warning.starts_with("osd.3, osd.4 have no engine for records of objects"), "{warning}");
+    assert_eq!((&made["pg_count"], planned(&rig)), (&json!(32), vec![1, 2]), "as for two OSDs");
+    assert_eq!(rig.check("engine_missing").0, "info");
+    assert!(!rig.checks().contains(&"pool_unplaced".to_owned()));
+    rig.restart();
+    rig.tick();
+    assert_eq!(planned(&rig), [1, 2]);
+    // Those that get one get PGs.
+    says(&mut rig, 3, Some(true));
+    assert_eq!(planned(&rig), [1, 2, 3]);
+    says(&mut rig, 4, Some(true));
+    assert_eq!(planned(&rig), [1, 2, 3, 4]);
+    assert!(!rig.checks().contains(&"engine_missing".to_owned()));
+    assert_eq!(rig.stopped, None);
+}
+
+#[test]
+fn a_pool_of_objects_is_refused_where_too_few_osds_have_an_engine() {
+    let mut rig = saying(&[Some(true), Some(false), None]);
+    let refused = create(&mut rig, (COPIES, Some(8)), None, ObjectOptions::default()).unwrap_err();
+    assert_eq!(refused.code, "cannot_place");
+    assert!(refused.message.contains("there are 1; osd.2, osd.3 have no engine"), "{refused:?}");
+    assert!(refused.hint.contains("--objects DIR"), "{refused:?}");
+    let any = Command::PoolCreate {
+        pool: "kv".into(),
+        scheme: None,
+        min_size: None,
+        pg_count: None,
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+        objects: Some(ObjectOptions::default()),
+    };
+    let refused = rig.command(any).unwrap_err();
+    assert!(refused.message.contains("2 copies need 2"), "not a single copy: {refused:?}");
+    // A pool of volumes needs none.
+    let made = rig.make_replicated("v", 3, None, 8).unwrap();
+    assert_eq!((&made["warning"], planned(&rig)), (&Value::Null, vec![1, 2, 3]));
+    assert!(!rig.checks().contains(&"engine_missing".to_owned()), "nobody wants one");
+}
+
+#[test]
+fn an_osd_of_an_older_version_keeps_the_pgs_of_objects_that_it_has() {
+    let mut rig = with_objects();
+    rig.fill();
+    let before = rig.targets();
+    says(&mut rig, 2, None);
+    assert_eq!(rig.targets(), before);
+    says(&mut rig, 3, None);
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.targets(), before);
+    // One that says it has none keeps nothing.
+    says(&mut rig, 3, Some(false));
+    assert_eq!(planned(&rig), [1, 2]);
+    // Two are left for two copies, so an OSD is not taken out, though a third one is there.
+    let stays = rig.monitor.why_it_stays_in(osd_id(2));
+    assert!(stays.is_some_and(|why| why.contains("pool kv could not be placed")));
+}
+
+#[test]
+fn a_boot_message_of_an_older_version_says_nothing_of_an_engine() {
+    let rig = with_objects();
+    let boot = rig.boot_message(osd_id(1));
+    let mut text = serde_json::to_value(&boot).expect("plain");
+    let said = text.as_object_mut().expect("its fields").remove("engine");
+    assert_eq!(said, Some(json!(true)));
+    let ToMonitor::OsdBoot { engine, .. } = serde_json::from_value(text).expect("it is read")
+    else {
+        panic!("it is another message")
+    };
+    assert_eq!(engine, None);
+}

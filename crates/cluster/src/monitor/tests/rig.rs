@@ -76,6 +76,8 @@ pub struct FakeOsd {
     pub incarnation: Option<Incarnation>,
     pub path: String,
     pub host: String,
+    /// What it says of its engine.
+    pub engine: Option<bool>,
     /// Whether the OSD's next run begins with damage.
     pub suspect: bool,
     pub map: ClusterMap,
@@ -597,7 +599,7 @@ impl Rig {
         let made = self.command(Command::OsdCreate { store: store_of(number) }).unwrap();
         assert_eq!(made["id"], number);
         let (path, host) = (format!("/osd{number}"), "h".to_string());
-        let osd = FakeOsd { path, host, ..FakeOsd::default() };
+        let osd = FakeOsd { path, host, engine: Some(true), ..FakeOsd::default() };
         self.osds.insert(osd_id(number), osd);
         self.boot(number);
         self.report(number, |_| {});
@@ -620,6 +622,7 @@ impl Rig {
             damaged_pools: BTreeSet::new(),
             slow: osd.slow_disks.contains(&id),
             seen: osd.seen(),
+            engine: osd.engine,
         }
     }
 
