@@ -173,7 +173,7 @@ impl Commands {
     ) {
         match event {
             NetEvent::Accepted { .. } => {}
-            NetEvent::Connected { connection, peer } => {
+            NetEvent::Connected { connection, peer, .. } => {
                 if matches!(peer.role, Role::Monitor(_)) {
                     self.untrusted_count = 0;
                     self.send(connection, effects);
@@ -328,7 +328,7 @@ mod tests {
             let (connection, _) = self.connecting();
             let role = Role::Monitor(MonitorId::FIRST);
             let peer = Peer { cluster: ClusterId::new(1), role };
-            self.apply(NetEvent::Connected { connection, peer });
+            self.apply(NetEvent::Connected { connection, peer, version: 2 });
             connection
         }
 

@@ -118,7 +118,9 @@ fn answer_of(
         reactor.turn(Some(end), events).map_err(|error| no_reactor(&error))?;
         for event in events.drain(..) {
             match event {
-                Event::Net(NetEvent::Connected { connection: id, peer }) if id == connection => {
+                Event::Net(NetEvent::Connected { connection: id, peer, .. })
+                    if id == connection =>
+                {
                     if matches!(peer.role, Role::Monitor(_)) {
                         return Ok(Some(Ok(())));
                     }

@@ -163,6 +163,8 @@ pub enum NetEvent {
         connection: ConnectionId,
         /// The peer.
         peer: Peer,
+        /// The protocol version that both ends speak.
+        version: u16,
     },
     /// A message arrived.
     Received {

@@ -30,14 +30,14 @@ pub use codec::{FRAME_HEADER_SIZE, FrameHeader, decode, decode_header, encode};
 pub use decode_error::DecodeError;
 pub use message::{
     BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX,
-    PEER_PAYLOAD_SIZE_MAX, PROTOCOL_VERSIONS,
+    PEER_PAYLOAD_SIZE_MAX, PROTOCOL_VERSIONS, ROOM_VERSION_MIN,
 };
 pub use payload::Payload;
 pub use peer::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
     EngineState, Filling, Gathered, HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX,
     LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
-    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
-    WHOLE_COUNT_MAX,
+    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, RoomClaim, RoomOffer,
+    SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 pub use pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};

@@ -17,7 +17,7 @@ use cluster::message::Need;
 use format::door::{NetEvent, Peer, Role};
 use format::wire::{
     Activation, Change, Content, EngineState, Filling, LeaseMessage, Message, Outcome, PeerBody,
-    PeerMessage,
+    PeerMessage, RoomClaim, RoomOffer,
 };
 
 use crate::Event;
@@ -316,6 +316,10 @@ impl Run {
                 leads: self.random.below(4) > 0,
                 begun_bytes: u64::from(self.random.below(4)) << 20,
                 owed_bytes: u64::from(self.random.below(2)) * u64::MAX,
+                room: (self.random.below(2) == 0).then(|| RoomClaim {
+                    begun_bytes: u64::from(self.random.below(4)) << 14,
+                    owed_bytes: u64::from(self.random.below(2)) * u64::MAX,
+                }),
             },
             1 => LeaseMessage::Surrender,
             _ => LeaseMessage::Granted {
@@ -331,6 +335,11 @@ impl Run {
                 limit_bytes: stamp << 20,
                 share_bytes: stamp << 18,
                 largest_bytes: stamp << 18,
+                room: (self.random.below(2) == 0).then(|| RoomOffer {
+                    limit_bytes: stamp << 14,
+                    share_bytes: stamp << 12,
+                    largest_bytes: stamp << 12,
+                }),
             },
         }
     }

@@ -29,7 +29,8 @@
 //! | `leases.rs` | leases that this OSD holds, and those that it has given |
 //! | `check_objects.rs` | whether records and blocks of a store that is not running agree |
 //! | `engine_lag.rs` | whether engines lag or are full: then mutations of objects wait, or are refused |
-//! | `space_credits.rs` | space that members promise to a primary |
+//! | `space_credits.rs` | space and room that members promise to a primary |
+//! | `credit_lines.rs` | who waits for which credit, in the order of arrival |
 //! | `peers.rs` | messages between members of PGs: who may send them, and when they are handled |
 //! | `requests.rs` | a request's path from its arrival to its reply |
 //! | `sessions.rs` | connections and sessions: who may send requests, and which request is a repeat |
@@ -47,6 +48,7 @@ mod check_objects;
 mod cluster_view;
 mod compare;
 mod connection_ids;
+mod credit_lines;
 mod disk_watch;
 mod engine_lag;
 mod filling;

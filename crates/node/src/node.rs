@@ -254,8 +254,8 @@ impl Node {
             NetEvent::Accepted { connection, peer } => {
                 self.on_accepted(now, connection, peer, effects);
             }
-            NetEvent::Connected { connection, peer } => {
-                self.on_connected(now, connection, peer, effects);
+            NetEvent::Connected { connection, peer, version } => {
+                self.on_connected(now, connection, (peer, version), effects);
             }
             NetEvent::Received { connection, message } => match message {
                 message if self.peer_connections.has(connection) => {
@@ -299,11 +299,11 @@ impl Node {
         &mut self,
         now: Time,
         connection: ConnectionId,
-        peer: Peer,
+        (peer, version): (Peer, u16),
         effects: &mut Vec<Effect>,
     ) {
         if self.peer_connections.has(connection) {
-            self.on_osd_connected(now, connection, peer, effects);
+            self.on_osd_connected(now, connection, (peer, version), effects);
         } else if self.link.connection() == Some(connection) {
             self.on_monitor_connected(now, connection, peer, effects);
         }
@@ -409,7 +409,7 @@ impl Node {
     /// is free again once they are committed, and small journals would be full before the next report; asks
     /// primaries for differences that were lost on their way.
     fn tend_stripes(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        self.requests.on_space();
+        self.requests.on_credit();
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {
                 let pg = self.pgs[slot].id();
@@ -615,6 +615,8 @@ impl Node {
             }
             if self.requests.take_review() {
                 self.judge_waiting(now, effects);
+            } else if self.requests.take_credit_due() {
+                self.judge_first_waiting(now, effects);
             } else if !self.store.has_effects() {
                 break;
             }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
 use cluster::message::{ToMonitor, Unreachable};
 use format::door::NetEffect;
-use format::wire::{Member, Message, PeerBody, PeerMessage};
+use format::wire::{Member, Message, PeerBody, PeerMessage, ROOM_VERSION_MIN};
 
 use crate::Effect;
 use crate::cluster_view::ClusterView;
@@ -82,6 +82,8 @@ struct Follower {
     address_count: usize,
     data: Lane,
     lease: Lane,
+    /// Whether the connection for leases carries a credit for room beside the one for space.
+    splits_credit: bool,
     /// When the follower last granted a lease, or since when a grant is expected.
     heard_at: Time,
     /// When the connections of a former member are closed, except one that direct reads need; `None` for a
@@ -179,6 +181,12 @@ impl PeerConnections {
         self.followers.get(&osd)?.lease.up()
     }
 
+    /// Returns whether the connection for leases with this follower carries a credit for room beside the one
+    /// for space. False: the follower is of an older version, and one credit is for both.
+    pub fn splits_credit(&self, osd: OsdId) -> bool {
+        self.followers.get(&osd).is_some_and(|follower| follower.splits_credit)
+    }
+
     /// Returns whether this OSD leads a PG with the follower, or did so until recently.
     pub fn is_led(&self, osd: OsdId) -> bool {
         self.followers.get(&osd).is_some_and(|follower| follower.is_led)
@@ -203,8 +211,8 @@ impl PeerConnections {
         oldest.filter(|_| is_one_too_many)
     }
 
-    /// Handles a completed handshake on a connection that this OSD opened.
-    pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose) {
+    /// Handles a completed handshake, which chose this version, on a connection that this OSD opened.
+    pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose, version: u16) {
         if purpose == Purpose::Delta {
             let receiver = self.delta_receivers.get_mut(&osd).expect("it has a connection");
             return receiver.lane.on_connected(now);
@@ -212,6 +220,7 @@ impl PeerConnections {
         let follower = self.followers.get_mut(&osd).expect("it has a connection");
         follower.lane_mut(purpose).on_connected(now);
         if purpose == Purpose::Lease {
+            follower.splits_credit = version >= ROOM_VERSION_MIN;
             follower.heard_at = now;
         }
     }
@@ -352,6 +361,7 @@ impl PeerConnections {
                 address_count,
                 data: Lane::new(now, first),
                 lease: Lane::new(now, first),
+                splits_credit: false,
                 heard_at: now,
                 ends_at: None,
                 told: None,

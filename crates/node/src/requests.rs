@@ -3,16 +3,19 @@
 //! Invariants
 //!   1. `bytes` is the sum over all requests that have arrived and have not been answered or dropped.
 //!   2. All waiting requests go through all checks again each time something that they may wait for has
-//!      changed.
+//!      changed. Where that is credit, only the first of each line does (`credit_lines`).
 //!   3. A started request ends exactly once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
+use base::{
+    ConnectionId, Duration, Epoch, ImageId, MapRevision, OsdId, PgId, SessionId, Time, Version,
+};
 use format::door::Role;
 use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Request};
 use objects::{Look, NameQuery, Operation};
-use pg::Ticket;
+use pg::{Charge, Ticket};
 use slab::Slab;
 
 use crate::sessions::Names;
@@ -24,8 +27,10 @@ const DECODED_SIZE_MAX: u64 = 64 << 10;
 /// All requests that have not been answered.
 #[derive(Default)]
 pub(crate) struct Requests {
-    /// Waiting requests, in order of arrival.
-    waiting: VecDeque<Waiting>,
+    /// Waiting requests by the number of their arrival.
+    waiting: BTreeMap<u64, Waiting>,
+    /// The number of the last arrival.
+    arrival: u64,
     started: Slab<Started>,
     /// Changes of fenced sessions in pools of objects that have not ended.
     fenced: BTreeMap<u32, PgId>,
@@ -33,8 +38,8 @@ pub(crate) struct Requests {
     bytes: u64,
     /// Whether something that waiting requests may wait for has changed.
     is_review_due: bool,
-    /// Whether a request waits until it is known that all members have space for it.
-    is_space_awaited: bool,
+    /// Whether the first of those that wait for credit are due for a check: there may be some.
+    is_credit_due: bool,
     /// Whether a request waits until the store is no longer congested.
     is_store_awaited: bool,
 }
@@ -45,6 +50,8 @@ pub(crate) struct Waiting {
     pub(crate) connection: ConnectionId,
     /// When the request arrived.
     pub(crate) since: Time,
+    /// The number of its arrival.
+    pub(crate) arrival: u64,
     /// Bytes that it holds in memory while it is open.
     pub(crate) bytes: u64,
     /// See [`Scope::need`].
@@ -53,7 +60,7 @@ pub(crate) struct Waiting {
 }
 
 /// A request that was passed to its PG: what is needed for the reply and for later checks.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Started {
     pub(crate) connection: ConnectionId,
     pub(crate) session: SessionId,
@@ -68,8 +75,9 @@ pub(crate) struct Started {
     pub(crate) binding: u32,
     /// What the statistics count for this request.
     pub(crate) work: Option<Work>,
-    /// Space that the request may use on each member, in bytes.
-    pub(crate) space_bytes: u64,
+    /// The credit that the request has taken, and the givers of which it did, besides this OSD itself.
+    pub(crate) charge: Charge,
+    pub(crate) givers: Arc<[OsdId]>,
 }
 
 /// The properties of a request that decide whether it is served.
@@ -88,6 +96,8 @@ pub(crate) struct Scope {
     pub(crate) need: ObjectNeed,
     /// Number of bytes that the request zeroes; in pools with parity this changes parity.
     pub(crate) zeroes_bytes: u64,
+    /// Number of bytes that the request writes or zeroes.
+    pub(crate) changed_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
     /// Whether this OSD is asked as the member that holds a part, and not as the primary.
@@ -114,9 +124,12 @@ impl Requests {
         self.count() == 0
     }
 
-    /// Counts an accepted request. The request then waits, starts or is refused.
-    pub(crate) fn on_arrival(&mut self, bytes: u64) {
+    /// Counts an accepted request, and returns the number of its arrival. The request then waits, starts or
+    /// is refused.
+    pub(crate) fn on_arrival(&mut self, bytes: u64) -> u64 {
         self.bytes += bytes;
+        self.arrival += 1;
+        self.arrival
     }
 
     /// Handles the refusal of a request that has not started.
@@ -133,27 +146,32 @@ impl Requests {
 
     /// Keeps a request until something that it may wait for changes.
     pub(crate) fn keep_waiting(&mut self, waiting: Waiting) {
-        self.waiting.push_back(waiting);
+        self.waiting.insert(waiting.arrival, waiting);
     }
 
-    /// Takes all waiting requests, to be checked again.
-    pub(crate) fn take_waiting(&mut self) -> VecDeque<Waiting> {
-        std::mem::take(&mut self.waiting)
+    /// Takes all waiting requests, in order of arrival, to be checked again.
+    pub(crate) fn take_waiting(&mut self) -> impl Iterator<Item = Waiting> + use<> {
+        std::mem::take(&mut self.waiting).into_values()
     }
 
-    /// Drops waiting requests; calls `on_drop` with the connection of each.
+    /// Takes a waiting request, to be checked again.
+    pub(crate) fn take_one_waiting(&mut self, arrival: u64) -> Option<Waiting> {
+        self.waiting.remove(&arrival)
+    }
+
+    /// Drops waiting requests; calls `on_drop` with each.
     pub(crate) fn drop_waiting(
         &mut self,
         is_dropped: impl Fn(&Waiting) -> bool,
-        mut on_drop: impl FnMut(ConnectionId),
+        mut on_drop: impl FnMut(&Waiting),
     ) {
         let mut bytes = 0;
-        self.waiting.retain(|waiting| {
+        self.waiting.retain(|_, waiting| {
             if !is_dropped(waiting) {
                 return true;
             }
             bytes += waiting.bytes;
-            on_drop(waiting.connection);
+            on_drop(waiting);
             false
         });
         self.release_bytes(bytes);
@@ -161,7 +179,7 @@ impl Requests {
 
     /// Returns when the oldest waiting request will have waited for `wait_max`.
     pub(crate) fn deadline(&self, wait_max: Duration) -> Option<Time> {
-        self.waiting.front().map(|oldest| oldest.since + wait_max)
+        self.waiting.first_key_value().map(|(_, oldest)| oldest.since + wait_max)
     }
 
     /// Makes all waiting requests due for a check: something that they may wait for has changed.
@@ -174,19 +192,14 @@ impl Requests {
         std::mem::take(&mut self.is_review_due)
     }
 
-    /// Records that a request waits until it is known that all members have space for it.
-    pub(crate) fn await_space(&mut self) {
-        self.is_space_awaited = true;
+    /// Makes the first of those that wait for credit due for a check: there may be some now.
+    pub(crate) fn on_credit(&mut self) {
+        self.is_credit_due = true;
     }
 
-    /// Returns whether a request waits for space.
-    pub(crate) fn is_space_awaited(&self) -> bool {
-        self.is_space_awaited
-    }
-
-    /// Makes waiting requests due for a check if one waits for space: there may be space now.
-    pub(crate) fn on_space(&mut self) {
-        self.is_review_due |= std::mem::take(&mut self.is_space_awaited);
+    /// Returns whether they are due, and clears that flag.
+    pub(crate) fn take_credit_due(&mut self) -> bool {
+        std::mem::take(&mut self.is_credit_due)
     }
 
     /// Records that a request waits until the store is no longer congested.
@@ -257,6 +270,11 @@ impl Scope {
             writes_data: matches!(request.op, Op::Write { .. }),
             zeroes_bytes: match request.op {
                 Op::Zero { length, .. } => u64::from(length),
+                _ => 0,
+            },
+            changed_bytes: match &request.op {
+                Op::Zero { length, .. } => u64::from(*length),
+                Op::Write { data, .. } => data.len() as u64,
                 _ => 0,
             },
             need,

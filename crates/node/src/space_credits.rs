@@ -1,4 +1,4 @@
-//! Space credits: the space that members have promised to this OSD as a primary, and the space that this OSD
+//! Credits: the space and the room that members have promised to this OSD as a primary, and those that this OSD
 //! has promised as a member.
 //!
 //! A write that has its version must fit on every acting member, because a version is never taken back. So a
@@ -14,28 +14,32 @@
 //! ```
 //!
 //! In pools with parity a write is prepared at each member first, so it also needs room in the journal until
-//! its version is committed. What such an OSD promises is limited by that room, too, and consists of whole
-//! blocks, so that a holder can use what it has. Each primary has a fixed share of the room, whatever is free
-//! now, so primaries that need credit of several givers do not wait for each other. A quarter of the room is
-//! never promised: it is for the versions that this OSD receives as a learner.
+//! its version is committed. That is a second credit, counted in the same way: a change takes the room of its
+//! units, in steps of 4 KiB. Each primary has a fixed share of the room, whatever is free now, so primaries
+//! that need credit of several givers do not wait for each other. A quarter of the room is never promised: it
+//! is for the versions that this OSD receives as a learner. An OSD of an older version knows one credit: the
+//! lesser of both is promised, and whole blocks are taken.
 //!
 //! Invariants
 //!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it may
 //!      begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or late
 //!      messages do not violate this.
-//!   2. When space is promised, all promises together fit into the free space.
+//!   2. When space is promised, all promises together fit into the free space; likewise for room.
 //!   3. One run of a holder is never promised more than the largest promise. So whatever earlier runs
 //!      promised, the writes that an inactive PG still lacks take at most one largest promise.
+//!   4. A change takes both kinds of credit of all givers in one event, or none of any.
+//!   5. Who waits for credit goes before all who arrived later, at each giver and for each kind by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time};
+use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time, UNIT_SIZE};
 use blockstore::Store;
 use format::wire::{Member, PgEntry};
-use pg::Pg;
+use pg::{Charge, Pg};
 
 use crate::cluster_view::ClusterView;
+use crate::credit_lines::{CreditLines, Kind, Place};
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
@@ -45,8 +49,9 @@ const PROMISE_BYTES_MAX: u64 = 64 * MIB;
 const STORE_SHARE: u64 = 8;
 /// Minimum number of blocks that are promised to each primary, in blocks of the largest size among its PGs.
 const BLOCKS_MIN: u64 = 4;
-/// Upper bound of what a prepared write uses of the journal: eight bytes of data use nine, for blocks of
-/// 64 KiB or more. The rest is the header with checksums and part table, in whole sectors.
+/// Upper bound of what a prepared write of a holder with one credit uses of the journal: eight bytes of data
+/// use nine, for blocks of 64 KiB or more. The rest is the header with checksums and part table, in whole
+/// sectors.
 const PREPARED_COST: (u64, u64) = (8, 9);
 /// The part of the room for prepared versions that is kept for learners: one in this many.
 const LEARNER_SHARE: u64 = 4;
@@ -75,8 +80,8 @@ pub struct Space {
     pub room_bytes: u64,
 }
 
-/// The numbers that a holder sends with a renewal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The numbers that a holder sends with a renewal, of one kind of credit.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Claim {
     /// Total bytes of credit that writes have used or that the holder has returned.
     pub begun_bytes: u64,
@@ -84,47 +89,72 @@ pub struct Claim {
     pub owed_bytes: u64,
 }
 
-/// The numbers that a giver sends with a grant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a holder claims.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Claims {
+    /// Space, or both if there is one credit for both.
+    pub space: Claim,
+    /// Room; `None` if there is one credit for both.
+    pub room: Option<Claim>,
+}
+
+/// The numbers that a giver sends with a grant, of one kind of credit.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Offer {
-    /// The value of `begun_bytes` up to which there is space.
+    /// The value of `begun_bytes` up to which there is credit.
     pub limit_bytes: u64,
     /// Unused credit that the holder may keep; it returns the rest.
     pub share_bytes: u64,
-    /// Whether the store accepts no new data.
-    pub is_full: bool,
-    /// The largest write for which there can be credit, unless space is freed. Larger ones are refused.
+    /// The largest write for which there can be credit, unless some is freed. Larger ones are refused.
     pub largest_bytes: u64,
 }
 
-/// The result of a check for space.
+/// What a giver offers.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Offers {
+    /// Whether the store accepts no new data.
+    pub is_full: bool,
+    /// Space, or both if there is one credit for both.
+    pub space: Offer,
+    /// Room; `None` if there is one credit for both.
+    pub room: Option<Offer>,
+}
+
+/// The result of a check for credit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
-    /// There is enough space.
+    /// There is enough.
     Enough,
-    /// It is not known yet whether there is space.
+    /// There is not enough now, or others waited first.
     Unknown,
     /// There is no space.
     Full,
 }
 
-/// Space that a giver has promised to this OSD.
-struct Credit {
-    giver: Member,
+/// Credit of one kind that a giver has promised to this OSD.
+#[derive(Default)]
+struct Part {
     begun_bytes: u64,
     limit_bytes: u64,
     share_bytes: u64,
     /// The credit that was unused when the last offer arrived.
     high_bytes: u64,
-    is_full: bool,
     largest_bytes: u64,
-    /// The largest write that has found too little since the last offer, and waits.
-    waiting_bytes: u64,
-    /// Whether the lease must be renewed now, to request more space.
-    wants_more: bool,
-    /// Whether more space was requested. It is requested again after a regular renewal, when the limit has
-    /// grown, or when a write was answered.
+    /// Whether more of this kind was requested. It is requested again after a regular renewal, when the limit
+    /// has grown, or when a write was answered.
     was_asked: bool,
+}
+
+/// What a giver has promised to this OSD.
+struct Credit {
+    giver: Member,
+    /// Space, or both if there is one credit for both.
+    space: Part,
+    /// Room; `None` if the giver is of an older version, which has one credit for both.
+    room: Option<Part>,
+    is_full: bool,
+    /// Whether the lease must be renewed now, to request more.
+    wants_more: bool,
     /// Whether the last claim is still unanswered.
     is_awaited: bool,
     /// Whether a write was answered since the last claim.
@@ -133,11 +163,20 @@ struct Credit {
     given_back: u64,
 }
 
-/// Space that this OSD has promised to a holder.
-struct Promise {
-    holder: Member,
+/// What this OSD has promised to a holder, of one kind of credit.
+#[derive(Default)]
+struct Pledge {
     claim: Claim,
     limit_bytes: u64,
+}
+
+/// What this OSD has promised to a holder.
+struct Promise {
+    holder: Member,
+    /// Space, or both if there is one credit for both.
+    space: Pledge,
+    /// Room; `None` if there is one credit for both.
+    room: Option<Pledge>,
     /// After this time the holder begins no write unless it renews its lease.
     lease_until: Time,
 }
@@ -147,10 +186,10 @@ struct Promise {
 pub struct Demand {
     /// OSDs that lead a PG in which this OSD has a part.
     pub primaries: BTreeSet<OsdId>,
+    /// Those of them that lead one whose pool keeps parity.
+    pub parity_primaries: BTreeSet<OsdId>,
     /// The largest block size among these PGs.
     pub block_size: BlockSize,
-    /// Whether the pool of one of these PGs keeps parity.
-    pub keeps_parity: bool,
     /// Runs of this OSD and of primaries that may have left writes in PGs that are not active here.
     pub earlier_runs: BTreeSet<(Incarnation, Option<Member>)>,
 }
@@ -158,9 +197,12 @@ pub struct Demand {
 /// All credits and promises of an OSD.
 pub struct SpaceCredits {
     credits: BTreeMap<OsdId, Credit>,
-    /// Whether some credit must request more space.
+    /// What open requests have taken of each giver, whatever its run.
+    owed: BTreeMap<OsdId, Charge>,
+    lines: CreditLines,
+    /// Whether some credit must request more.
     is_wanting: bool,
-    /// Whether some credit may have requested more space.
+    /// Whether some credit may have requested more.
     is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
     /// `None` while the demand is unknown; then nothing is promised.
@@ -169,28 +211,112 @@ pub struct SpaceCredits {
     is_demand_old: bool,
     /// Since when space has been reserved for writes of earlier runs; `None` if none is.
     earlier_since: Option<Time>,
-    /// Bytes of writes that were begun and not answered, in PGs that this OSD leads.
-    own_bytes: u64,
-    /// Size of the smallest write in these PGs that found too little space here.
-    lacking_here: Option<u64>,
+    /// What open requests, in PGs that this OSD leads, have taken of its own store.
+    own: Charge,
+    /// What the first of those lacked that wait for this OSD's own store.
+    lacking_here: BTreeMap<Kind, u64>,
     /// When room for prepared versions is to be freed, because a write waits for it; `None` if none waits.
     room_due: Option<Time>,
     /// When that was done last.
     room_freed_at: Time,
 }
 
-impl Credit {
+impl Part {
+    /// Returns the credit at a giver that has offered nothing yet, and has not said what is too much.
+    fn new() -> Part {
+        Part { largest_bytes: u64::MAX, ..Part::default() }
+    }
+
     fn unused(&self) -> u64 {
         assert!(self.begun_bytes <= self.limit_bytes);
         self.limit_bytes - self.begun_bytes
     }
+
+    fn claim(&mut self, owed_bytes: u64, is_timely: bool) -> Claim {
+        self.was_asked = !is_timely;
+        if is_timely {
+            self.begun_bytes += self.unused().saturating_sub(self.share_bytes);
+        }
+        Claim { begun_bytes: self.begun_bytes, owed_bytes }
+    }
+
+    fn give_back(&mut self) {
+        (self.begun_bytes, self.share_bytes) = (self.limit_bytes, 0);
+    }
+
+    fn on_offer(&mut self, offer: Offer, has_ended: bool) {
+        let has_grown = offer.limit_bytes > self.limit_bytes;
+        self.limit_bytes = self.limit_bytes.max(offer.limit_bytes);
+        self.share_bytes = offer.share_bytes;
+        self.largest_bytes = offer.largest_bytes;
+        self.high_bytes = self.unused();
+        self.was_asked &= !has_grown && !has_ended;
+    }
+
+    /// Uses credit. Returns whether more should be requested.
+    fn take(&mut self, bytes: u64, is_counted: bool) -> bool {
+        assert!(self.unused() >= bytes);
+        if is_counted {
+            self.begun_bytes += bytes;
+        }
+        self.unused() < self.high_bytes / 2 && !self.was_asked
+    }
 }
 
-impl Promise {
+impl Credit {
+    fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        std::iter::once(&mut self.space).chain(&mut self.room)
+    }
+
+    /// Returns what a change takes of each kind of credit here; 0: none.
+    fn kinds_of(&self, charge: Charge) -> [(Kind, u64); 2] {
+        match self.room.is_some() {
+            true => kinds_of(charge),
+            false => [(Kind::Space, charge.whole_bytes), (Kind::Room, 0)],
+        }
+    }
+
+    fn part(&mut self, kind: Kind) -> &mut Part {
+        match (kind, &mut self.room) {
+            (Kind::Room, Some(room)) => room,
+            _ => &mut self.space,
+        }
+    }
+}
+
+fn kinds_of(charge: Charge) -> [(Kind, u64); 2] {
+    [(Kind::Space, charge.space_bytes), (Kind::Room, charge.room_bytes)]
+}
+
+impl Pledge {
     fn bytes(&self) -> u64 {
         let unused = self.limit_bytes - self.claim.begun_bytes;
         unused.saturating_add(self.claim.owed_bytes)
     }
+
+    fn on_claim(&mut self, claim: Claim) {
+        // A late message of an earlier connection carries smaller numbers than those already known.
+        self.limit_bytes = self.limit_bytes.max(claim.begun_bytes);
+        if claim.begun_bytes >= self.claim.begun_bytes {
+            self.claim = claim;
+        }
+    }
+}
+
+impl Promise {
+    fn bytes(&self, kind: Kind, demand: &Demand) -> u64 {
+        match (kind, &self.room) {
+            (Kind::Space, _) => self.space.bytes(),
+            (Kind::Room, Some(room)) => room.bytes(),
+            (Kind::Room, None) if demand.parity_primaries.is_empty() => 0,
+            (Kind::Room, None) => room_for(self.space.bytes()),
+        }
+    }
+}
+
+/// Returns the room that writes of `bytes` bytes take, counted in whole blocks.
+fn room_for(bytes: u64) -> u64 {
+    bytes.div_ceil(PREPARED_COST.0).saturating_mul(PREPARED_COST.1)
 }
 
 impl Demand {
@@ -216,26 +342,18 @@ impl Demand {
         self.promise_bytes_max(space).saturating_mul(self.earlier_runs.len() as u64)
     }
 
-    /// Returns how many bytes of writes `room_bytes` of room for prepared versions is enough for, apart from
-    /// the part that is kept for learners.
-    fn writes_with_room(&self, space: Space, room_bytes: u64) -> u64 {
-        let for_primaries = room_bytes.saturating_sub(space.room_bytes_max / LEARNER_SHARE);
-        match self.keeps_parity {
-            true => for_primaries / PREPARED_COST.1 * PREPARED_COST.0,
-            false => u64::MAX,
-        }
-    }
-
-    /// Returns the part of all room for prepared versions that each primary may use. One part more is
-    /// counted, because a former primary keeps its promise until its lease has expired.
+    /// Returns the part of all room for prepared versions that each primary of PGs with parity may use. One
+    /// part more is counted, because a former primary keeps its promise until its lease has expired.
     fn room_share(&self, space: Space) -> u64 {
-        let all = self.writes_with_room(space, space.room_bytes_max);
-        self.in_whole_blocks(all / (self.primary_count() + 1))
+        let all = space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE;
+        let share = all / (self.parity_primaries.len() as u64 + 1);
+        share - share % UNIT_SIZE
     }
 
-    /// Rounds a number of bytes down to whole blocks, if a pool keeps parity.
-    fn in_whole_blocks(&self, bytes: u64) -> u64 {
-        if self.keeps_parity { bytes - bytes % self.block_size.bytes() } else { bytes }
+    /// Returns how many bytes of writes, in whole blocks, fit into this much room.
+    fn writes_within(&self, room_bytes: u64) -> u64 {
+        let bytes = room_bytes / PREPARED_COST.1 * PREPARED_COST.0;
+        bytes - bytes % self.block_size.bytes()
     }
 }
 
@@ -244,14 +362,16 @@ impl SpaceCredits {
     pub fn new() -> SpaceCredits {
         SpaceCredits {
             credits: BTreeMap::new(),
+            owed: BTreeMap::new(),
+            lines: CreditLines::default(),
             is_wanting: false,
             is_asking: false,
             promises: BTreeMap::new(),
             demand: None,
             is_demand_old: true,
             earlier_since: None,
-            own_bytes: 0,
-            lacking_here: None,
+            own: Charge::default(),
+            lacking_here: BTreeMap::new(),
             room_due: None,
             room_freed_at: Time::ZERO,
         }
@@ -259,24 +379,24 @@ impl SpaceCredits {
 
     // ---- as a holder ----
 
-    /// Handles a new connection to this giver: credit from an earlier connection is returned.
-    pub fn on_connected(&mut self, giver: Member) {
+    /// Handles a new connection to this giver: credit from an earlier connection is returned. `is_split`:
+    /// whether space and room are two credits; always the same for one run of a giver.
+    pub fn on_connected(&mut self, giver: Member, is_split: bool) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
             Some(credit) => {
-                (credit.begun_bytes, credit.given_back) = (credit.limit_bytes, 0);
+                credit.given_back = 0;
+                credit.parts().for_each(|part| part.begun_bytes = part.limit_bytes);
+                if is_split {
+                    credit.room.get_or_insert_with(Part::new);
+                }
             }
             None => {
                 let credit = Credit {
                     giver,
-                    begun_bytes: 0,
-                    limit_bytes: 0,
-                    share_bytes: 0,
-                    high_bytes: 0,
+                    space: Part::new(),
+                    room: is_split.then(Part::new),
                     is_full: false,
-                    largest_bytes: u64::MAX,
-                    waiting_bytes: 0,
                     wants_more: false,
-                    was_asked: false,
                     is_awaited: false,
                     has_ended: false,
                     given_back: 0,
@@ -286,76 +406,149 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns the claim for a renewal. `owed_bytes`: bytes of writes that were begun and that this giver or
-    /// its earlier runs have not answered. `is_timely`: whether this is a regular renewal, not one that
+    /// Returns the claims for a renewal. `lost`: what this giver, or its earlier runs, may not have stored of
+    /// changes in epochs that are over. `is_timely`: whether this is a regular renewal, not one that
     /// [`SpaceCredits::take_wanting`] requested. Requires: [`SpaceCredits::on_connected`].
-    pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
+    pub fn claim(&mut self, giver: OsdId, lost: Charge, is_timely: bool) -> Claims {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
-        credit.was_asked = !is_timely;
-        self.is_asking |= credit.was_asked;
+        let mut owed = self.owed.get(&giver).copied().unwrap_or_default();
+        owed += lost;
+        self.is_asking |= !is_timely;
         (credit.wants_more, credit.is_awaited, credit.has_ended) = (false, true, false);
-        if is_timely {
-            credit.begun_bytes += credit.unused().saturating_sub(credit.share_bytes);
+        let is_split = credit.room.is_some();
+        let owed_space = if is_split { owed.space_bytes } else { owed.whole_bytes };
+        Claims {
+            space: credit.space.claim(owed_space, is_timely),
+            room: credit.room.as_mut().map(|room| room.claim(owed.room_bytes, is_timely)),
         }
-        Claim { begun_bytes: credit.begun_bytes, owed_bytes }
     }
 
     /// Gives all credit back that is unused, because this OSD leads no PG in which the giver takes part, and
-    /// returns the claim for the renewal with this stamp. Requires: [`SpaceCredits::on_connected`].
-    pub fn give_back(&mut self, giver: OsdId, stamp: u64, owed_bytes: u64) -> Claim {
+    /// returns the claims for the renewal with this stamp. Requires: [`SpaceCredits::on_connected`].
+    pub fn give_back(&mut self, giver: OsdId, stamp: u64, lost: Charge) -> Claims {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
-        credit.begun_bytes = credit.limit_bytes;
-        (credit.share_bytes, credit.given_back) = (0, stamp);
-        self.claim(giver, owed_bytes, true)
+        credit.parts().for_each(Part::give_back);
+        credit.given_back = stamp;
+        self.claim(giver, lost, true)
     }
 
-    /// Handles a giver's offer for the renewal with this stamp. Returns true if a write that had to wait may
-    /// proceed now, or is refused.
-    pub fn on_offer(&mut self, giver: OsdId, stamp: u64, offer: Offer) -> bool {
+    /// Handles a giver's offers for the renewal with this stamp: a change that waits may proceed now, or is
+    /// refused.
+    pub fn on_offer(&mut self, giver: OsdId, stamp: u64, offers: Offers) {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         if stamp < credit.given_back {
-            return false;
+            return;
         }
-        let has_grown = offer.limit_bytes > credit.limit_bytes;
-        credit.limit_bytes = credit.limit_bytes.max(offer.limit_bytes);
-        credit.share_bytes = offer.share_bytes;
-        let was_full = std::mem::replace(&mut credit.is_full, offer.is_full);
-        credit.largest_bytes = offer.largest_bytes;
-        let is_too_large = std::mem::take(&mut credit.waiting_bytes) > offer.largest_bytes;
-        credit.high_bytes = credit.unused();
+        credit.is_full = offers.is_full;
         credit.is_awaited = false;
         let has_ended = std::mem::take(&mut credit.has_ended);
-        credit.was_asked &= !has_grown && !has_ended;
-        has_grown || has_ended || offer.is_full != was_full || is_too_large
+        credit.space.on_offer(offers.space, has_ended);
+        if let (Some(room), Some(offer)) = (&mut credit.room, offers.room) {
+            room.on_offer(offer, has_ended);
+        }
     }
 
-    /// Returns whether this giver has space for a write of `bytes` bytes.
-    pub fn at(&mut self, giver: OsdId, bytes: u64) -> Verdict {
+    /// Returns whether this giver has credit for this many bytes of this kind.
+    fn at(&mut self, giver: OsdId, kind: Kind, bytes: u64) -> Verdict {
         let Some(credit) = self.credits.get_mut(&giver) else { return Verdict::Unknown };
-        if credit.unused() >= bytes {
+        let is_full = credit.is_full && kind == Kind::Space;
+        let part = credit.part(kind);
+        if part.unused() >= bytes {
             return Verdict::Enough;
         }
-        credit.wants_more |= !credit.was_asked;
+        let (is_too_large, was_asked) = (bytes > part.largest_bytes, part.was_asked);
+        credit.wants_more |= !was_asked;
         self.is_wanting |= credit.wants_more;
-        if credit.is_full || bytes > credit.largest_bytes {
-            return Verdict::Full;
-        }
-        credit.waiting_bytes = credit.waiting_bytes.max(bytes);
-        Verdict::Unknown
+        if is_full || is_too_large { Verdict::Full } else { Verdict::Unknown }
     }
 
-    /// Uses credit of this giver. Requires: there is enough.
-    pub fn take(&mut self, giver: OsdId, bytes: u64) {
-        let credit = self.credits.get_mut(&giver).expect("it has space");
-        assert!(credit.unused() >= bytes);
-        if !planted::on(Bug::CreditNotCounted) {
-            credit.begun_bytes += bytes;
+    /// Returns whether a change may begin now: whether this OSD's own store and all givers have credit for it,
+    /// and nobody who arrived earlier waits for it there. If it must wait, it keeps its places in the lines
+    /// until [`SpaceCredits::leave`].
+    pub fn judge(
+        &mut self,
+        now: Time,
+        space: Space,
+        givers: &[OsdId],
+        arrival: u64,
+        charge: Charge,
+    ) -> Verdict {
+        let mut worst = Verdict::Enough;
+        let mut lacking: Vec<Place> = Vec::new();
+        let mut count = |lines: &CreditLines, place, verdict: Verdict| {
+            let is_behind = verdict == Verdict::Enough && lines.is_behind(place, arrival);
+            // What frees space does not wait for ever, and is not refused.
+            let is_refused = verdict == Verdict::Full && charge.space_bytes > 0;
+            let verdict = match verdict {
+                Verdict::Enough if !is_behind => return,
+                _ if is_refused => Verdict::Full,
+                _ => Verdict::Unknown,
+            };
+            lacking.push(place);
+            worst = worst.max(verdict);
+        };
+        for (kind, bytes) in kinds_of(charge).into_iter().filter(|(_, bytes)| *bytes > 0) {
+            let verdict = self.here(now, space, kind, bytes);
+            count(&self.lines, (None, kind), verdict);
         }
-        credit.wants_more |= credit.unused() < credit.high_bytes / 2 && !credit.was_asked;
-        self.is_wanting |= credit.wants_more;
+        for giver in givers {
+            let kinds = match self.credits.get(giver) {
+                Some(credit) => credit.kinds_of(charge),
+                None => kinds_of(charge),
+            };
+            for (kind, bytes) in kinds.into_iter().filter(|(_, bytes)| *bytes > 0) {
+                let verdict = self.at(*giver, kind, bytes);
+                count(&self.lines, (Some(*giver), kind), verdict);
+            }
+        }
+        if worst == Verdict::Unknown {
+            lacking.into_iter().for_each(|place| self.lines.join(place, arrival));
+        }
+        worst
     }
 
-    /// Returns the givers from which more space must be requested now, with a lease renewal. Each is returned
+    /// Removes a change from the lines: it is served or gone.
+    pub fn leave(&mut self, arrival: u64) {
+        self.lines.leave(arrival);
+    }
+
+    /// Returns whether a change waits for credit.
+    pub fn is_awaited(&self) -> bool {
+        !self.lines.is_empty()
+    }
+
+    /// Returns the oldest change that is the first of a line and not among these. Those behind it need not be
+    /// judged.
+    pub fn first_waiting(&self, judged: &BTreeSet<u64>) -> Option<u64> {
+        self.lines.first(judged)
+    }
+
+    /// Takes credit of this OSD's own store and of all givers. Requires: there is enough.
+    pub fn take(&mut self, givers: &[OsdId], charge: Charge) {
+        self.own += charge;
+        for giver in givers {
+            *self.owed.entry(*giver).or_default() += charge;
+            let credit = self.credits.get_mut(giver).expect("it has credit");
+            for (kind, bytes) in credit.kinds_of(charge).into_iter().filter(|(_, it)| *it > 0) {
+                let is_forgotten = planted::on(Bug::CreditNotCounted)
+                    || kind == Kind::Room && planted::on(Bug::RoomNotCounted);
+                credit.wants_more |= credit.part(kind).take(bytes, !is_forgotten);
+            }
+            self.is_wanting |= credit.wants_more;
+        }
+    }
+
+    /// Ends the use of credit by a change that was answered, so that all members have stored it, or whose
+    /// epoch is over. `givers`: those of which it was taken.
+    pub fn end(&mut self, givers: &[OsdId], charge: Charge) {
+        self.own -= charge;
+        for giver in givers {
+            *self.owed.get_mut(giver).expect("it was taken") -= charge;
+        }
+        self.ask_again();
+    }
+
+    /// Returns the givers from which more must be requested now, with a lease renewal. Each is returned
     /// at most once before its next regular renewal or the growth of its limit.
     pub fn take_wanting(&mut self) -> Vec<OsdId> {
         if !std::mem::take(&mut self.is_wanting) {
@@ -363,20 +556,25 @@ impl SpaceCredits {
         }
         let wanting = self.credits.iter_mut().filter(|(_, credit)| credit.wants_more);
         let taken = wanting.map(|(osd, credit)| {
-            (credit.wants_more, credit.was_asked) = (false, true);
+            credit.wants_more = false;
+            credit.parts().for_each(|part| part.was_asked = true);
             *osd
         });
         taken.collect()
     }
 
-    /// Records that a write in a pool with parity waits for space, perhaps only for room in a journal.
-    pub fn await_room(&mut self, now: Time) {
-        self.room_due = self.room_due.or(Some(now.max(self.room_freed_at + ROOM_PAUSE)));
-    }
-
     /// Returns when this OSD must free the room that its versions take in members' journals.
     pub fn room_due(&self) -> Option<Time> {
         self.room_due
+    }
+
+    /// Notes that a change in a pool with parity waits for credit: room is to be freed, unless none is waited
+    /// for.
+    pub fn await_room(&mut self, now: Time) {
+        let is_one = self.credits.values().any(|credit| credit.room.is_none());
+        if self.lines.has(Kind::Room) || is_one {
+            self.room_due = self.room_due.or(Some(now.max(self.room_freed_at + ROOM_PAUSE)));
+        }
     }
 
     /// Records that the room is being freed now: givers may have more to promise, so they are asked again.
@@ -385,109 +583,172 @@ impl SpaceCredits {
         self.ask_again();
     }
 
-    /// Lets writes that still find too little credit request more of givers that were asked before.
+    /// Lets changes that still find too little credit request more of givers that were asked before.
     fn ask_again(&mut self) {
         if !std::mem::take(&mut self.is_asking) {
             return;
         }
-        for credit in self.credits.values_mut().filter(|credit| credit.was_asked) {
-            (credit.was_asked, credit.has_ended) = (credit.is_awaited, credit.is_awaited);
-            self.is_asking |= credit.is_awaited;
+        for credit in self.credits.values_mut() {
+            if credit.is_awaited {
+                (credit.has_ended, self.is_asking) = (true, true);
+            } else {
+                credit.parts().for_each(|part| part.was_asked = false);
+            }
         }
     }
 
     // ---- as a member of this OSD's own PGs ----
 
-    /// Returns whether this OSD's store has space for a write of `bytes` bytes.
-    pub fn here(&mut self, now: Time, space: Space, bytes: u64) -> Verdict {
-        if !self.is_demand_old && self.left_here(space) >= bytes {
+    /// Returns whether this OSD's store has credit for this many bytes of this kind.
+    fn here(&mut self, now: Time, space: Space, kind: Kind, bytes: u64) -> Verdict {
+        if self.has_here(space, kind, bytes) {
             return Verdict::Enough;
         }
-        self.lacking_here = Some(self.lacking_here.map_or(bytes, |least| least.min(bytes)));
-        let is_full = self.own_bytes == 0 && self.is_full(now, space);
-        let is_too_large = bytes > self.most_here(space)
-            || self.own_bytes == 0 && bytes > self.coming_bytes(now, space);
-        match is_full || space.is_full || is_too_large {
+        let lacking = self.lacking_here.entry(kind).or_insert(bytes);
+        *lacking = bytes.min(*lacking);
+        let is_full = match kind {
+            Kind::Space => {
+                let is_full = self.own.space_bytes == 0 && self.is_full(now, space);
+                let coming = self.coming_bytes(now, space);
+                let is_too_large = self.own.space_bytes == 0 && bytes > coming;
+                is_full || space.is_full || is_too_large
+            }
+            Kind::Room => false,
+        };
+        match is_full || bytes > self.most_here(space, kind) {
             true => Verdict::Full,
             false => Verdict::Unknown,
         }
     }
 
-    /// Returns the space for writes in PGs that this OSD leads. This OSD may use no more than the maximum
+    /// Returns whether this OSD's store has credit for this many bytes of this kind now.
+    fn has_here(&self, space: Space, kind: Kind, bytes: u64) -> bool {
+        !self.is_demand_old && self.left_here(space, kind) >= bytes
+    }
+
+    /// Returns whether this OSD's store has credit for a change, as far as the demand is known.
+    pub fn has_all_here(&self, space: Space, charge: Charge) -> bool {
+        kinds_of(charge)
+            .into_iter()
+            .all(|(kind, bytes)| bytes == 0 || self.has_here(space, kind, bytes))
+    }
+
+    /// Returns what is left for writes in PGs that this OSD leads. This OSD may use no more than the maximum
     /// that is promised to any other primary.
-    fn left_here(&self, space: Space) -> u64 {
-        let most = if self.demand.is_some() { self.most_here(space) } else { 0 };
-        self.unpromised(space).min(most.saturating_sub(self.own_bytes))
+    fn left_here(&self, space: Space, kind: Kind) -> u64 {
+        let most = if self.demand.is_some() { self.most_here(space, kind) } else { 0 };
+        self.unpromised(space, kind).min(most.saturating_sub(self.own_bytes(kind)))
     }
 
-    /// Returns how much of this OSD's space its own PGs may use at a time, if all of it were free.
-    fn most_here(&self, space: Space) -> u64 {
-        let demand = self.demand.as_ref();
-        demand.map_or(u64::MAX, |it| it.promise_bytes_max(space).min(it.room_share(space)))
+    /// Returns how much of this OSD's store its own PGs may use at a time, if all of it were free.
+    fn most_here(&self, space: Space, kind: Kind) -> u64 {
+        self.demand.as_ref().map_or(u64::MAX, |demand| match kind {
+            Kind::Space => demand.promise_bytes_max(space),
+            Kind::Room => demand.room_share(space),
+        })
     }
 
-    /// Returns whether space that was lacking here is available now; true only once. Must be polled, because
-    /// the store sends no event when more space is ready.
+    fn own_bytes(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::Space => self.own.space_bytes,
+            Kind::Room => self.own.room_bytes,
+        }
+    }
+
+    /// Returns whether what was lacking here is available now; true only once. Must be polled, because the
+    /// store sends no event when more space is ready.
     pub fn has_come_here(&mut self, space: Space) -> bool {
-        let left = self.left_here(space);
-        self.lacking_here.take_if(|least| *least <= left).is_some()
+        let mut lacking = std::mem::take(&mut self.lacking_here);
+        let before = lacking.len();
+        lacking.retain(|kind, least| self.left_here(space, *kind) < *least);
+        let has_come = lacking.len() < before;
+        self.lacking_here = lacking;
+        has_come
     }
 
-    /// Records that a write of a PG that this OSD leads begins.
-    pub fn begin_own(&mut self, bytes: u64) {
-        self.own_bytes += bytes;
-    }
-
-    /// Records that such a write was answered.
-    pub fn end_own(&mut self, bytes: u64) {
-        assert!(self.own_bytes >= bytes);
-        self.own_bytes -= bytes;
-        self.ask_again();
-    }
-
-    /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored. The part
-    /// of the room for prepared versions that is kept for learners may be used.
-    pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
+    /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored. `room_bytes`:
+    /// the room that it takes as a prepared version. The part that is kept for learners may be used.
+    pub fn may_take_copy(
+        &self,
+        space: Space,
+        reserve_bytes: u64,
+        (bytes, room_bytes): (u64, u64),
+    ) -> bool {
         let with_reserve = Space {
             sure_bytes: space.sure_bytes + reserve_bytes,
             free_bytes: space.free_bytes + reserve_bytes,
             room_bytes: space.room_bytes + space.room_bytes_max / LEARNER_SHARE,
             ..space
         };
-        self.unpromised(with_reserve) >= bytes
+        self.unpromised(with_reserve, Kind::Space) >= bytes
+            && (room_bytes == 0 || self.unpromised(with_reserve, Kind::Room) >= room_bytes)
     }
 
     // ---- as a giver ----
 
-    /// Handles a holder's claim, under a lease that this OSD counts as valid until `lease_until`.
+    /// Handles a holder's claims, under a lease that this OSD counts as valid until `lease_until`.
     /// Requires: no newer run of this holder has sent a claim.
     pub fn offer(
         &mut self,
         now: Time,
         holder: Member,
-        claim: Claim,
+        claims: Claims,
         lease_until: Time,
         space: Space,
-    ) -> Offer {
+    ) -> Offers {
         self.on_newer_run(holder);
-        let limit_bytes = claim.begun_bytes;
-        let new = || Promise { holder, claim, limit_bytes, lease_until };
-        let promise = self.promises.entry(holder.osd).or_insert_with(new);
-        // A late message of an earlier connection carries smaller numbers than those already known.
-        promise.limit_bytes = promise.limit_bytes.max(claim.begun_bytes);
-        if claim.begun_bytes >= promise.claim.begun_bytes {
-            promise.claim = claim;
-        }
+        let (pledge, is_split) = (Pledge::default, claims.room.is_some());
+        let promise = self.promises.entry(holder.osd).or_insert_with(|| Promise {
+            holder,
+            space: pledge(),
+            room: is_split.then(pledge),
+            lease_until,
+        });
         promise.lease_until = lease_until;
-        let promised_bytes = promise.bytes();
-        let share_bytes = self.share(space);
-        let more = self.unpromised(space).min(share_bytes.saturating_sub(promised_bytes));
-        let more = self.demand.as_ref().map_or(0, |demand| demand.in_whole_blocks(more));
-        let promise = self.promises.get_mut(&holder.osd).expect("just made");
-        promise.limit_bytes += more;
-        let limit_bytes = promise.limit_bytes;
-        let (is_full, largest_bytes) = (self.is_full(now, space), self.largest_share(now, space));
-        Offer { limit_bytes, share_bytes, is_full, largest_bytes }
+        promise.space.on_claim(claims.space);
+        if let Some(claim) = claims.room {
+            promise.room.get_or_insert_with(pledge).on_claim(claim);
+        }
+        let is_one = !is_split;
+        let (space_share, room_share) = (self.share(space), self.room_share_of(holder, space));
+        let share = if is_one { self.lesser(space_share, room_share) } else { space_share };
+        let mut free = self.unpromised(space, Kind::Space);
+        if is_one {
+            free = self.lesser(free, self.unpromised(space, Kind::Room));
+        }
+        let limit_bytes = self.pledge(holder.osd, Kind::Space, share, free);
+        let largest = self.largest_share(now, space);
+        let largest_bytes = if is_one { self.lesser(largest, room_share) } else { largest };
+        let offer = Offer { limit_bytes, share_bytes: share, largest_bytes };
+        let room = claims.room.map(|_| {
+            let free = self.unpromised(space, Kind::Room);
+            let limit_bytes =
+                self.pledge(holder.osd, Kind::Room, room_share, free - free % UNIT_SIZE);
+            let largest_bytes = self.most_here(space, Kind::Room);
+            Offer { limit_bytes, share_bytes: room_share, largest_bytes }
+        });
+        let is_full = self.is_full(now, space) || largest_bytes < self.block_bytes();
+        Offers { is_full, space: offer, room }
+    }
+
+    /// Promises a holder what it lacks of its share, as far as it is free, and returns the limit.
+    fn pledge(&mut self, holder: OsdId, kind: Kind, share_bytes: u64, free_bytes: u64) -> u64 {
+        let promise = self.promises.get_mut(&holder).expect("it has made a claim");
+        let pledge = match (kind, &mut promise.room) {
+            (Kind::Room, Some(room)) => room,
+            _ => &mut promise.space,
+        };
+        pledge.limit_bytes += free_bytes.min(share_bytes.saturating_sub(pledge.bytes()));
+        pledge.limit_bytes
+    }
+
+    /// Returns the lesser of space and of what fits into room, in whole blocks, for a holder that has one
+    /// credit for both. Where no pool keeps parity, room does not count.
+    fn lesser(&self, space_bytes: u64, room_bytes: u64) -> u64 {
+        let demand = self.demand.as_ref().filter(|demand| !demand.parity_primaries.is_empty());
+        let Some(demand) = demand else { return space_bytes };
+        let space_bytes = space_bytes - space_bytes % demand.block_size.bytes();
+        space_bytes.min(demand.writes_within(room_bytes))
     }
 
     /// Returns whether space is promised to an OSD.
@@ -496,13 +757,17 @@ impl SpaceCredits {
         self.promises.contains_key(&holder)
     }
 
-    /// Handles the claim of a holder that leads no PG with this OSD: nothing is promised to it, and what was
+    /// Handles the claims of a holder that leads no PG with this OSD: nothing is promised to it, and what was
     /// promised before ends.
-    pub fn offer_nothing(&mut self, holder: Member, claim: Claim) -> Offer {
+    pub fn offer_nothing(&mut self, holder: Member, claims: Claims) -> Offers {
         self.on_newer_run(holder);
         self.on_surrender(holder);
-        let limit_bytes = claim.begun_bytes;
-        Offer { limit_bytes, share_bytes: 0, is_full: false, largest_bytes: u64::MAX }
+        let nothing = |claim: Claim| Offer {
+            limit_bytes: claim.begun_bytes,
+            share_bytes: 0,
+            largest_bytes: u64::MAX,
+        };
+        Offers { is_full: false, space: nothing(claims.space), room: claims.room.map(nothing) }
     }
 
     /// Ends the promise to earlier runs of a holder: they begin no more writes.
@@ -578,46 +843,64 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns the space that may be promised, including the space that is already promised.
-    fn promisable(&self, space: Space) -> u64 {
-        let room = self.demand.as_ref().map(|it| it.writes_with_room(space, space.room_bytes));
-        self.usable(space).min(room.unwrap_or(0)).saturating_sub(self.own_bytes)
+    /// Returns what may be promised, including what is already promised.
+    fn promisable(&self, space: Space, kind: Kind) -> u64 {
+        let all = match kind {
+            Kind::Space => self.usable(space),
+            Kind::Room if self.demand.is_none() => 0,
+            Kind::Room => space.room_bytes.saturating_sub(space.room_bytes_max / LEARNER_SHARE),
+        };
+        all.saturating_sub(self.own_bytes(kind))
     }
 
-    /// Returns the space for writes, regardless of the room for prepared versions.
+    /// Returns the space for writes.
     fn usable(&self, space: Space) -> u64 {
         // Space reserved for earlier runs need not be ready: repairs wait until it is.
         let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
         space.sure_bytes.min(free)
     }
 
-    fn unpromised(&self, space: Space) -> u64 {
-        let promised = self.promises.values().map(Promise::bytes);
-        promised.fold(self.promisable(space), u64::saturating_sub)
+    fn unpromised(&self, space: Space, kind: Kind) -> u64 {
+        let Some(demand) = &self.demand else { return 0 };
+        let promised = self.promises.values().map(|promise| promise.bytes(kind, demand));
+        promised.fold(self.promisable(space, kind), u64::saturating_sub)
     }
 
-    /// Returns the share that is promised to each primary: the fixed maximum, or an equal part of the
-    /// available space if that is less.
+    /// Returns the share of space that is promised to each primary: the fixed maximum, or an equal part of
+    /// the available space if that is less.
     fn share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
-        let usable = self.usable(space).saturating_sub(self.own_bytes) / demand.primary_count();
-        let share = demand.promise_bytes(space).min(usable).min(demand.room_share(space));
-        demand.in_whole_blocks(share)
+        let usable = self.usable(space).saturating_sub(self.own.space_bytes);
+        demand.promise_bytes(space).min(usable / demand.primary_count())
+    }
+
+    /// Returns the share of room of a holder: none if it leads no PG with parity here. One that has one credit
+    /// for both needs room for all that it writes.
+    fn room_share_of(&self, holder: Member, space: Space) -> u64 {
+        let Some(demand) = &self.demand else { return 0 };
+        let promise = self.promises.get(&holder.osd);
+        let is_one = promise.is_some_and(|promise| promise.room.is_none());
+        match is_one || demand.parity_primaries.contains(&holder.osd) {
+            true => demand.room_share(space),
+            false => 0,
+        }
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.demand.as_ref().map_or(0, |demand| demand.block_size.bytes())
     }
 
     /// Returns whether the free space, including what is being made ready, is less than one block for
-    /// each primary; or the journal is so small that prepared versions have no room for that.
+    /// each primary.
     fn is_full(&self, now: Time, space: Space) -> bool {
-        let block_bytes = self.demand.as_ref().map_or(0, |demand| demand.block_size.bytes());
-        space.is_full || self.largest_share(now, space) < block_bytes
+        space.is_full || self.largest_share(now, space) < self.block_bytes()
     }
 
-    /// Returns the largest share that a primary can have, unless space is freed.
+    /// Returns the largest share of space that a primary can have, unless some is freed.
     fn largest_share(&self, now: Time, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return u64::MAX };
         let free = self.coming_bytes(now, space) / demand.primary_count();
-        let share = demand.promise_bytes(space).min(demand.room_share(space));
-        demand.in_whole_blocks(share.min(free))
+        demand.promise_bytes(space).min(free)
     }
 
     /// Returns the free space for writes, including what is being made ready.
@@ -626,7 +909,7 @@ impl SpaceCredits {
         let earlier = if is_kept_long { self.earlier_bytes(space) } else { 0 };
         let ready = if space.is_growing { u64::MAX } else { space.sure_bytes };
         let free = space.free_bytes.saturating_sub(earlier).min(ready);
-        free.saturating_sub(self.own_bytes)
+        free.saturating_sub(self.own.space_bytes)
     }
 }
 
@@ -661,14 +944,16 @@ impl SpaceCredits {
         let mut demand = Demand {
             primaries: BTreeSet::new(),
             block_size: BlockSize::MIN,
-            keeps_parity: false,
+            parity_primaries: BTreeSet::new(),
             earlier_runs: BTreeSet::new(),
         };
         for (_, known) in cluster.pools() {
             for entry in known.pgs.iter().filter(|entry| cluster.has_part(entry)) {
                 demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
-                demand.keeps_parity |= !known.pool.scheme.is_whole_everywhere();
+                if !known.pool.scheme.is_whole_everywhere() {
+                    demand.parity_primaries.extend(entry.primary_osd());
+                }
                 // No space is promised for copies that a learner receives.
                 let acts = entry.position_of(me.osd).is_some();
                 if acts && !self.has_all_begun(me, entry, pgs.get(entry.pg)) {

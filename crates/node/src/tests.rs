@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub mod cluster_rig;
+mod credits;
 mod direct;
 mod hung_disk;
 mod lazy;

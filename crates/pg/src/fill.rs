@@ -490,7 +490,8 @@ impl Pg {
             self.write_targets.require(index);
         }
         let lead = self.lead();
-        lead.lease_givers.push(lead.peers[index].member.osd);
+        let bound = lead.peers[index].member.osd;
+        lead.lease_givers = lead.lease_givers.iter().copied().chain([bound]).collect();
         // Everything up to the mark was acknowledged, and the learner got it as a write or by backfill.
         let mark = self.mark();
         self.send_progress(index, mark, actions);

@@ -5,6 +5,7 @@
 //!      acting member.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use base::{Epoch, OsdId, Position, Version};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PgEntry};
@@ -80,7 +81,7 @@ pub struct Lead {
     /// Learners that are complete and have not been reported yet.
     pub unreported: MemberSet,
     /// The OSDs whose leases this primary needs.
-    pub lease_givers: Vec<OsdId>,
+    pub lease_givers: Arc<[OsdId]>,
     /// The newest mark that was sent to the other acting members.
     pub mark_told: Version,
     /// The comparison of members while the PG serves.

@@ -78,13 +78,16 @@ mod pg_fuzz;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use base::planted::{self, Bug};
 use base::{
     BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, Position, Scheme, SessionId,
     StripeIndex, Version,
 };
-use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
+use blockstore::{
+    Answer, BlockKey, NoteKey, PgFacts, PreparedRoom, Request as StoreRequest, StoreError,
+};
 use format::wire::{
     Change, Content, Elsewhere, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody,
     PgEntry, Refusal,
@@ -96,6 +99,7 @@ pub use copies::read_elsewhere::SlowDisks;
 pub use face::{Face, Fault, FaultKind};
 pub use lead::Absence;
 pub use limits::Limits;
+pub use owed::Charge;
 pub use record::Record;
 pub use scrub::ScrubEvent;
 pub use scrub::fix::{FixOutcome, FixRequest, Fixed};
@@ -420,8 +424,8 @@ impl Pg {
 
     /// Returns the OSDs whose leases must be valid when an operation starts: the other acting members, and
     /// bound learners.
-    pub fn lease_givers(&self) -> &[OsdId] {
-        self.lead.as_ref().map_or(&[], |lead| &lead.lease_givers)
+    pub fn lease_givers(&self) -> Arc<[OsdId]> {
+        self.lead.as_ref().map_or_else(Arc::default, |lead| Arc::clone(&lead.lease_givers))
     }
 
     /// Returns the highest epoch that was begun on this OSD. [`Pg::enter`] accepts only entries with a higher
@@ -598,9 +602,9 @@ impl Pg {
         }
         self.calls.abandon(&self.queue);
         let peers = self.lead.iter().flat_map(|lead| lead.peers.iter().enumerate());
-        let owed = peers.map(|(index, peer)| (peer.member.osd, self.owed_in_epoch(index, false)));
-        for (osd, bytes) in owed.collect::<Vec<_>>() {
-            self.owed.add(osd, bytes);
+        let owed = peers.map(|(index, peer)| (peer.member.osd, self.owed_in_epoch(index)));
+        for (osd, charge) in owed.collect::<Vec<_>>() {
+            self.owed.add(osd, charge);
         }
         self.reads.clear();
         self.directs.clear();
@@ -618,25 +622,47 @@ impl Pg {
         self.syncs = Syncs::default();
     }
 
-    /// As primary: returns the bytes of new data that this member may still have to store, counted in whole
-    /// blocks. They belong to writes that were begun and that the member has not answered, in this epoch and
-    /// in earlier ones since the last epoch that was active on this OSD.
-    pub fn owed_by(&self, osd: OsdId) -> u64 {
-        let index = self.lead.as_ref().and_then(|lead| lead.index_of(osd));
-        self.owed.by(osd) + index.map_or(0, |index| self.owed_in_epoch(index, true))
+    /// As primary: returns what this member may still have to store of changes that got a version in epochs
+    /// that ended here since the last one that was active on this OSD. What was begun in the epoch now is not
+    /// included: its request is open.
+    pub fn owed_by(&self, osd: OsdId) -> Charge {
+        self.owed.by(osd)
     }
 
-    fn owed_in_epoch(&self, index: usize, counts_begun: bool) -> u64 {
+    /// Returns what a member has not answered in the epoch that ends. A learner that is bound may be an acting
+    /// member of the next one.
+    fn owed_in_epoch(&self, index: usize) -> Charge {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
-        let late = lead.peers[index].filler.as_ref().map_or(0, |filler| filler.unanswered_count());
+        let mut owed = Charge::default();
+        let block_bytes = self.shape.block_size.bytes();
+        if !lead.acting.has(index) {
+            let filler = lead.peers[index].filler.as_ref();
+            let late = filler.map_or(0, |filler| filler.unanswered_count() as u64);
+            let room_bytes = late * self.room_of(u32::MAX);
+            let bytes = late * block_bytes;
+            return Charge { space_bytes: bytes, room_bytes, whole_bytes: bytes };
+        }
         let writes = self.queue.iter().map(|(_, write)| write);
-        let count = match late {
-            // The filler counts a learner's writes when they are sent.
-            _ if lead.acting.has(index) => writes.filter(|write| write.is_missing(index)).count(),
-            late => late,
-        };
-        let begun = self.queue.iter().filter(|(_, write)| counts_begun && write.may_bring_data());
-        (count + begun.count()) as u64 * self.shape.block_size.bytes()
+        for write in writes.filter(|write| write.is_missing(index)) {
+            // What was merged into it may have other units.
+            let is_alone = write.merged.is_empty();
+            let count = if is_alone { write.units.len() as u32 } else { u32::MAX };
+            let room_bytes = self.room_of(count);
+            owed += Charge { space_bytes: block_bytes, room_bytes, whole_bytes: block_bytes };
+        }
+        let bytes = self.objects.missing_blocks(index) as u64 * block_bytes;
+        owed += Charge { space_bytes: bytes, room_bytes: 0, whole_bytes: bytes };
+        owed
+    }
+
+    /// Returns the most room in a member's journal that a version takes which changes this many units: all of
+    /// it until the version is committed. In pools of copies versions take none.
+    pub fn room_of(&self, unit_count: u32) -> u64 {
+        if !self.keeps_parity() && !planted::on(Bug::RoomCountedForCopies) {
+            return 0;
+        }
+        let unit_count = unit_count.min(self.shape.block_size.unit_count());
+        PreparedRoom::cost_of(unit_count).next_multiple_of(base::UNIT_SIZE)
     }
 
     /// Returns whether the newest entry that the PG entered is active on this OSD. Then every write that was
@@ -800,14 +826,6 @@ impl Pg {
         self.queue.open_count() + objects + reads + self.deletions.len() + syncs
     }
 
-    /// Returns whether no change is in progress, and all acting members have everything before durably, so
-    /// that none of the PG's versions is only prepared once they know the mark.
-    pub fn has_committed_all(&self) -> bool {
-        self.queue.open_count() == 0
-            && self.objects.tickets().next().is_none()
-            && self.versions.ended().counter == self.versions.begun()
-    }
-
     /// Answers an operation on objects if it was executed before. Otherwise it is refused: there is no
     /// room to execute it. Requires: the PG has objects, and is active.
     pub fn answer_repeat(
@@ -824,8 +842,8 @@ impl Pg {
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active, or the
     /// operation is a direct read, for which the leases of all other members are valid; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
-    /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these
-    /// are a whole stripe and [`Pg::has_committed_all`].
+    /// [`Pg::lease_givers`] have space for a whole block; with parity also if it writes zeros, unless these
+    /// are a whole stripe; with parity there is room for its version ([`Pg::room_of`]).
     /// `session`: that of the sender; a mutation of objects is known by it and its number.
     pub fn execute(
         &mut self,

@@ -101,6 +101,12 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
+    /// Returns the number of blocks in batches that a member has not answered.
+    pub fn missing_blocks(&self, index: usize) -> usize {
+        let missing = self.in_flight.iter().filter(|batch| batch.is_missing(index));
+        missing.map(|batch| batch.block_count).sum()
+    }
+
     /// Returns the number of the next operation in the queue.
     fn next_number(&mut self) -> u64 {
         self.number_last += 1;

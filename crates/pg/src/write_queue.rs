@@ -74,11 +74,6 @@ impl Write {
         matches!(self.stage, WriteStage::Replicate { lazy: true, .. })
     }
 
-    /// Returns whether the write has no version yet and may bring data.
-    pub fn may_bring_data(&self) -> bool {
-        self.kind.brings_data()
-    }
-
     /// Returns whether the write has its version and this member has not answered it.
     pub fn is_missing(&self, index: usize) -> bool {
         match self.stage {

@@ -144,7 +144,7 @@ impl ClientCore {
             NetEvent::Accepted { connection, .. } => {
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
-            NetEvent::Connected { connection, peer } => {
+            NetEvent::Connected { connection, peer, .. } => {
                 if self.monitor.link.connection() == Some(connection) {
                     self.on_monitor_connected(now, connection, peer, effects);
                 } else {

@@ -236,7 +236,7 @@ impl Election {
             return;
         }
         match &event {
-            NetEvent::Connected { connection, peer }
+            NetEvent::Connected { connection, peer, .. }
                 if self.registration.connection == Some(*connection) =>
             {
                 if matches!(peer.role, Role::Monitor(_)) {

@@ -111,7 +111,7 @@ impl Relay {
                 self.unsettled.insert(connection);
                 self.advance(now, connection, effects);
             }
-            NetEvent::Connected { connection, peer } => {
+            NetEvent::Connected { connection, peer, .. } => {
                 self.reached(now, connection, peer, effects);
             }
             NetEvent::Received { connection, message } => {

@@ -17,7 +17,8 @@ use super::peer::{
     Activation, BatchContent, Change, Content, Digest, Elsewhere, EngineState, Filling, Gathered,
     HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock,
     MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody, PeerMessage,
-    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, RoomClaim, RoomOffer, SCRUB_NOTE_SIZE_MAX,
+    TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 use super::pg_entry::Member;
 use crate::disk::BlockKey;
@@ -984,7 +985,7 @@ const GRANT_FLAG_COUNT: u32 = 4;
 
 pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
     match message {
-        LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes } => {
+        LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes, room } => {
             bytes.push(LEASE_RENEW);
             put_u64(bytes, *stamp);
             put_u64(bytes, *begun_bytes);
@@ -994,6 +995,10 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
             for (pool, revision) in revisions {
                 put_u32(bytes, pool.get());
                 put_u64(bytes, revision.get());
+            }
+            if let Some(RoomClaim { begun_bytes, owed_bytes }) = room {
+                put_u64(bytes, *begun_bytes);
+                put_u64(bytes, *owed_bytes);
             }
         }
         LeaseMessage::Granted {
@@ -1005,6 +1010,7 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
             limit_bytes,
             share_bytes,
             largest_bytes,
+            room,
         } => {
             bytes.push(LEASE_GRANTED);
             put_u64(bytes, *stamp);
@@ -1019,6 +1025,11 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
                 put_pg(bytes, *pg);
                 put_u32(bytes, epoch.get());
             }
+            if let Some(RoomOffer { limit_bytes, share_bytes, largest_bytes }) = room {
+                put_u64(bytes, *limit_bytes);
+                put_u64(bytes, *share_bytes);
+                put_u64(bytes, *largest_bytes);
+            }
         }
         LeaseMessage::Surrender => bytes.push(LEASE_SURRENDER),
     }
@@ -1032,7 +1043,12 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
             let count = reader.list(REVISION_COUNT_MAX, REVISION_SIZE, "revisions")?;
             let revision = |_| Ok((reader.pool()?, MapRevision::new(reader.u64()?)));
             let revisions = (0..count).map(revision).collect::<Result<_, DecodeError>>()?;
-            Ok(LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes })
+            // An OSD of an older version sends nothing behind the list.
+            let room = match reader.bytes.is_empty() {
+                true => None,
+                false => Some(RoomClaim { begun_bytes: reader.u64()?, owed_bytes: reader.u64()? }),
+            };
+            Ok(LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes, room })
         }
         LEASE_GRANTED => {
             let (stamp, valid_ms) = (reader.u64()?, reader.u32()?);
@@ -1048,6 +1064,14 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
             let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;
             let lost = |_| Ok((reader.pg()?, Epoch::new(reader.u32()?)));
             let lost = (0..count).map(lost).collect::<Result<_, DecodeError>>()?;
+            let room = match reader.bytes.is_empty() {
+                true => None,
+                false => Some(RoomOffer {
+                    limit_bytes: reader.u64()?,
+                    share_bytes: reader.u64()?,
+                    largest_bytes: reader.u64()?,
+                }),
+            };
             Ok(LeaseMessage::Granted {
                 stamp,
                 valid_ms,
@@ -1057,6 +1081,7 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
                 limit_bytes,
                 share_bytes,
                 largest_bytes,
+                room,
             })
         }
         LEASE_SURRENDER => Ok(LeaseMessage::Surrender),

@@ -15,7 +15,9 @@ pub const CONTROL_SIZE_MAX: u32 = 4 << 20;
 /// Longest body of a lease message, in bytes.
 pub const LEASE_SIZE_MAX: u32 = 1 << 20;
 /// Protocol versions that this program supports, as an inclusive range.
-pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
+pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=2;
+/// The first protocol version whose lease messages have a credit for room beside the one for space.
+pub const ROOM_VERSION_MIN: u16 = 2;
 
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]

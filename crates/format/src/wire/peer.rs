@@ -747,6 +747,26 @@ pub struct EngineState {
     pub is_low: bool,
 }
 
+/// The room for prepared versions that a holder counts, like the space in [`LeaseMessage::Renew`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RoomClaim {
+    /// Bytes of room that the holder began to use, or returns unused.
+    pub begun_bytes: u64,
+    /// The part of it that the giver may not have stored yet.
+    pub owed_bytes: u64,
+}
+
+/// The room for prepared versions that a giver promises, like the space in [`LeaseMessage::Granted`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RoomOffer {
+    /// The giver keeps room up to this value of `begun_bytes`.
+    pub limit_bytes: u64,
+    /// The holder should return unused room beyond this many bytes.
+    pub share_bytes: u64,
+    /// The most room that one version can have at the giver.
+    pub largest_bytes: u64,
+}
+
 /// Messages about leases between two OSDs, on a separate connection that the holder opens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseMessage {
@@ -764,6 +784,9 @@ pub enum LeaseMessage {
         begun_bytes: u64,
         /// The part of `begun_bytes` that the giver may not have stored yet.
         owed_bytes: u64,
+        /// The same for room for prepared versions. `None` if one of the two OSDs is of a version that knows
+        /// one credit: it is then for both, in whole blocks.
+        room: Option<RoomClaim>,
     },
     /// The giver grants the lease. For the holder, the lease runs from the time it sent `Renew`.
     Granted {
@@ -785,6 +808,8 @@ pub enum LeaseMessage {
         share_bytes: u64,
         /// The largest write for which the giver can promise space, unless some is freed.
         largest_bytes: u64,
+        /// The offer of room for prepared versions, if the renewal had a claim of it.
+        room: Option<RoomOffer>,
     },
     /// The holder stops for good, and no longer uses its lease.
     Surrender,

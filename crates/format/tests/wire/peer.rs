@@ -6,7 +6,8 @@ use format::wire::{
     Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere,
     EngineState, Filling, Gathered, HISTORY_COUNT_MAX, KeysWith, LIST_COUNT_MAX, LOST_COUNT_MAX,
     LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PagePart, PartChange, PeerBody,
-    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    PeerMessage, RECORD_KEY_SIZE_MAX, REVISION_COUNT_MAX, RoomClaim, RoomOffer, TABLE_SIZE_MAX,
+    WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -230,6 +231,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         limit_bytes: 1 << 40,
         share_bytes: 16 << 20,
         largest_bytes: 8 << 20,
+        room: None,
     };
     let LeaseMessage::Granted { stamp, valid_ms, limit_bytes, share_bytes, .. } = granted(vec![])
     else {
@@ -244,6 +246,22 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         limit_bytes,
         share_bytes,
         largest_bytes: 8 << 20,
+        room: None,
+    };
+    let with_room = LeaseMessage::Granted {
+        stamp,
+        valid_ms,
+        lost: vec![(lost, Epoch::new(10))],
+        is_full: false,
+        engine: EngineState::default(),
+        limit_bytes,
+        share_bytes,
+        largest_bytes: 8 << 20,
+        room: Some(RoomOffer {
+            limit_bytes: 5 << 20,
+            share_bytes: 384 << 10,
+            largest_bytes: 132 << 10,
+        }),
     };
     vec![
         ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
@@ -336,10 +354,23 @@ pub fn examples() -> Vec<(&'static str, Message)> {
                 leads: true,
                 begun_bytes: 7 << 20,
                 owed_bytes: 3 << 20,
+                room: None,
+            }),
+        ),
+        (
+            "lease-renew-room",
+            lease(LeaseMessage::Renew {
+                stamp: 42,
+                revisions: vec![(pool(), MapRevision::new(77))],
+                leads: true,
+                begun_bytes: 7 << 20,
+                owed_bytes: 3 << 20,
+                room: Some(RoomClaim { begun_bytes: 5 << 20, owed_bytes: 8 << 10 }),
             }),
         ),
         ("lease-granted", lease(granted(vec![]))),
         ("lease-granted-engine", lease(of_engine)),
+        ("lease-granted-room", lease(with_room)),
         ("lease-granted-lost", lease(granted(vec![(lost, Epoch::new(10))]))),
         ("lease-surrender", lease(LeaseMessage::Surrender)),
     ]
@@ -683,23 +714,31 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
     let revisions = vec((1..=u32::MAX, any::<u64>()), 0..=REVISION_COUNT_MAX);
     let lost = vec((any_pg(), any::<u32>()), 0..300);
     let message = prop_oneof![
-        (any::<u64>(), revisions, any::<bool>(), any::<u64>(), any::<u64>()).prop_map(
-            |(stamp, revisions, leads, begun_bytes, owed_bytes)| LeaseMessage::Renew {
-                stamp,
-                revisions: revisions
-                    .into_iter()
-                    .map(|(pool, revision)| (
-                        PoolId::new(pool).unwrap(),
-                        MapRevision::new(revision)
-                    ))
-                    .collect(),
-                leads,
-                begun_bytes,
-                owed_bytes,
+        (any::<u64>(), revisions, any::<bool>(), any::<[u64; 4]>(), any::<bool>()).prop_map(
+            |(stamp, revisions, leads, [begun_bytes, owed_bytes, begun, owed], splits)| {
+                LeaseMessage::Renew {
+                    stamp,
+                    revisions: revisions
+                        .into_iter()
+                        .map(|(pool, revision)| {
+                            (PoolId::new(pool).unwrap(), MapRevision::new(revision))
+                        })
+                        .collect(),
+                    leads,
+                    begun_bytes,
+                    owed_bytes,
+                    room: splits.then_some(RoomClaim { begun_bytes: begun, owed_bytes: owed }),
+                }
             }
         ),
-        (any::<u64>(), any::<u32>(), lost, any::<[bool; 4]>(), any::<[u64; 3]>()).prop_map(
-            |(stamp, valid_ms, lost, flags, [limit_bytes, share_bytes, largest_bytes])| {
+        (any::<u64>(), any::<u32>(), lost, any::<[bool; 5]>(), any::<[u64; 6]>()).prop_map(
+            |(
+                stamp,
+                valid_ms,
+                lost,
+                flags,
+                [limit_bytes, share_bytes, largest_bytes, limit, share, largest],
+            )| {
                 LeaseMessage::Granted {
                     stamp,
                     valid_ms,
@@ -713,6 +752,11 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                     limit_bytes,
                     share_bytes,
                     largest_bytes,
+                    room: flags[4].then_some(RoomOffer {
+                        limit_bytes: limit,
+                        share_bytes: share,
+                        largest_bytes: largest,
+                    }),
                 }
             }
         ),
@@ -781,6 +825,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         limit_bytes: 0,
         share_bytes: 0,
         largest_bytes: 0,
+        room: Some(RoomOffer::default()),
     };
     let revision = |number| (PoolId::new(number).unwrap(), MapRevision::new(1));
     let revisions = (1..=REVISION_COUNT_MAX as u32).map(revision).collect();
@@ -797,6 +842,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
             leads: false,
             begun_bytes: 0,
             owed_bytes: 0,
+            room: Some(RoomClaim::default()),
         }),
     ] {
         assert_eq!(parse(&frame(&message)), Ok(message));

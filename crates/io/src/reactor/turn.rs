@@ -359,7 +359,7 @@ impl Reactor {
         match stream.queue.push_small(|output| handshake.receive(bytes, output)) {
             Ok(HandshakeStep::Wait) => {}
             Ok(HandshakeStep::Done { consumed, established }) => {
-                let peer = established.peer;
+                let (peer, version) = (established.peer, established.version);
                 let ours = self.trust.as_ref().map(|trust| trust.peer.role);
                 let is_monitor = |role| matches!(role, Role::Monitor(_));
                 if is_monitor(peer.role) || ours.is_some_and(is_monitor) {
@@ -370,7 +370,7 @@ impl Reactor {
                 self.set_deadline(index, None);
                 events.push(Event::Net(match incoming {
                     true => NetEvent::Accepted { connection, peer },
-                    false => NetEvent::Connected { connection, peer },
+                    false => NetEvent::Connected { connection, peer, version },
                 }));
                 let Stage::Frames(inbox) = &mut self.streams[index].stage else {
                     unreachable!("just set")

@@ -13,7 +13,7 @@ use crate::pg_table::PgSlot;
 impl Node {
     /// Returns what the engines of this OSD and of the givers of a PG say to mutations.
     pub(super) fn engine_state(&self, slot: PgSlot) -> EngineState {
-        self.engine_lag.of(self.pgs[slot].lease_givers())
+        self.engine_lag.of(self.pgs[slot].lease_givers().iter())
     }
 
     /// Lets each PG of objects give versions, or not, as the engines say.

@@ -7,15 +7,16 @@ use base::{ConnectionId, OsdId, Time, TraceEvent};
 use cluster::message::{ToMonitor, Unreachable};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{
-    LeaseMessage, Member, Message, PeerBody, PeerMessage, PgEntry, REVISION_COUNT_MAX,
+    LeaseMessage, Member, Message, PeerBody, PeerMessage, PgEntry, REVISION_COUNT_MAX, RoomClaim,
+    RoomOffer,
 };
 
-use pg::Delta;
+use pg::{Charge, Delta};
 
 use super::Node;
 use crate::leases::{Grant, giver_span, renew_every};
 use crate::peer_connections::{Gone, Purpose, Wanted, send_peer};
-use crate::space_credits::{Claim, Offer};
+use crate::space_credits::{Claim, Claims, Offer, Offers};
 use crate::{Effect, lines};
 
 impl Node {
@@ -44,7 +45,7 @@ impl Node {
         &mut self,
         now: Time,
         connection: ConnectionId,
-        peer: Peer,
+        (peer, version): (Peer, u16),
         effects: &mut Vec<Effect>,
     ) {
         let Some((member, purpose)) = self.peer_connections.outgoing(connection) else { return };
@@ -54,13 +55,14 @@ impl Node {
             // is already out of date.
             return self.hang_up(now, connection, effects);
         }
-        self.peer_connections.on_connected(now, member.osd, purpose);
+        self.peer_connections.on_connected(now, member.osd, purpose, version);
         match purpose {
             Purpose::Data => self.on_follower_connected(now, member, effects),
             Purpose::Delta => {}
             Purpose::Lease => {
                 self.leases.on_connected(member);
-                self.space_credits.on_connected(member);
+                let is_split = self.peer_connections.splits_credit(member.osd);
+                self.space_credits.on_connected(member, is_split);
                 self.renew(now, member.osd, true, effects);
             }
         }
@@ -157,7 +159,8 @@ impl Node {
         let me = self.identity.osd;
         for member in self.peer_connections.follow(now, wanted, &self.cluster, me) {
             // What was promised when this OSD last led a PG with the member is over.
-            self.space_credits.on_connected(member);
+            let is_split = self.peer_connections.splits_credit(member.osd);
+            self.space_credits.on_connected(member, is_split);
             self.renew(now, member.osd, true, effects);
         }
         for connection in self.peer_connections.of_earlier_runs(&self.cluster) {
@@ -281,13 +284,17 @@ impl Node {
         let stamp = self.leases.renew(now, osd);
         let revisions = self.cluster.pools().map(|(pool, known)| (pool, known.revision));
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
-        let owed = self.pgs.iter().map(|(_, pg)| pg.owed_by(osd)).sum();
+        let mut lost = Charge::default();
+        self.pgs.iter().for_each(|(_, pg)| lost += pg.owed_by(osd));
         let leads = self.peer_connections.is_led(osd);
-        let Claim { begun_bytes, owed_bytes } = match leads {
-            true => self.space_credits.claim(osd, owed, is_timely),
-            false => self.space_credits.give_back(osd, stamp, owed),
+        let Claims { space, room } = match leads {
+            true => self.space_credits.claim(osd, lost, is_timely),
+            false => self.space_credits.give_back(osd, stamp, lost),
         };
-        let renew = LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes };
+        let Claim { begun_bytes, owed_bytes } = space;
+        let room =
+            room.map(|Claim { begun_bytes, owed_bytes }| RoomClaim { begun_bytes, owed_bytes });
+        let renew = LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes, room };
         send_lease(connection, renew, effects);
     }
 
@@ -318,6 +325,7 @@ impl Node {
             limit_bytes,
             share_bytes,
             largest_bytes,
+            room,
         } = message
         else {
             return Err("a lease giver may only send grants".into());
@@ -328,10 +336,14 @@ impl Node {
             self.requests.review();
         }
         self.engine_lag.on_giver(giver.osd, engine);
-        let offer = Offer { limit_bytes, share_bytes, is_full, largest_bytes };
-        if self.space_credits.on_offer(giver.osd, stamp, offer) {
-            self.requests.on_space();
-        }
+        let space = Offer { limit_bytes, share_bytes, largest_bytes };
+        let room = room.map(|RoomOffer { limit_bytes, share_bytes, largest_bytes }| Offer {
+            limit_bytes,
+            share_bytes,
+            largest_bytes,
+        });
+        self.space_credits.on_offer(giver.osd, stamp, Offers { is_full, space, room });
+        self.requests.on_credit();
         let cluster = &self.cluster;
         if self.leases.knows_newer(giver.osd, |pg| cluster.pg(pg).map(|entry| entry.epoch)) {
             self.on_map_behind(effects);
@@ -349,19 +361,25 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
         match message {
-            LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes } => {
+            LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes, room } => {
                 self.peer_connections.on_lease_asked(now, holder);
                 let span = self.lease_span();
                 let grant = self.leases.give(now, holder, stamp, &revisions, span);
                 self.release(now, effects);
                 let Some(Grant { stamp, valid_ms, lost }) = grant else { return Ok(()) };
                 self.review_demand(now);
-                let claim = Claim { begun_bytes, owed_bytes };
+                let room = room
+                    .map(|RoomClaim { begun_bytes, owed_bytes }| Claim { begun_bytes, owed_bytes });
+                let claims = Claims { space: Claim { begun_bytes, owed_bytes }, room };
                 let (space, until) = (self.space(), now + giver_span(span));
-                let Offer { limit_bytes, share_bytes, is_full, largest_bytes } = match leads {
-                    true => self.space_credits.offer(now, holder, claim, until, space),
-                    false => self.space_credits.offer_nothing(holder, claim),
+                let Offers { is_full, space, room } = match leads {
+                    true => self.space_credits.offer(now, holder, claims, until, space),
+                    false => self.space_credits.offer_nothing(holder, claims),
                 };
+                let Offer { limit_bytes, share_bytes, largest_bytes } = space;
+                let room = room.map(|Offer { limit_bytes, share_bytes, largest_bytes }| {
+                    RoomOffer { limit_bytes, share_bytes, largest_bytes }
+                });
                 let grant = LeaseMessage::Granted {
                     stamp,
                     valid_ms,
@@ -371,9 +389,10 @@ impl Node {
                     limit_bytes,
                     share_bytes,
                     largest_bytes,
+                    room,
                 };
                 send_lease(connection, grant, effects);
-                self.requests.on_space();
+                self.requests.on_credit();
                 Ok(())
             }
             LeaseMessage::Surrender => {

@@ -13,6 +13,8 @@
 //!      for it.
 //!   3. A direct read never waits: it is served at once, or its sender asks the primary.
 
+use std::collections::BTreeSet;
+
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
@@ -20,7 +22,7 @@ use format::door::NetEffect;
 use format::wire::{
     EngineState, Message, Op, Outcome, PAYLOAD_SIZE_MAX, PgEntry, Refusal, Reply, Request,
 };
-use pg::{Serving, Ticket};
+use pg::{Charge, Serving, Ticket};
 
 use super::{Node, Phase};
 use crate::Effect;
@@ -42,6 +44,8 @@ enum Verdict {
     ServeRepeat(PgSlot),
     /// Check the request again later.
     Wait,
+    /// Check the request again when there may be credit for it.
+    WaitForCredit,
     /// Refuse the request for this reason.
     Refuse(Refusal),
 }
@@ -133,12 +137,12 @@ impl Node {
         bytes: u64,
         effects: &mut Vec<Effect>,
     ) {
-        self.requests.on_arrival(bytes);
+        let arrival = self.requests.on_arrival(bytes);
         if let Some(link) = self.sessions.connection(connection) {
             link.open_count += 1;
         }
         let need = ObjectNeed::of(&request.op, !self.engine_lag.is_calm());
-        let waiting = Waiting { connection, since: now, bytes, need, request };
+        let waiting = Waiting { connection, since: now, arrival, bytes, need, request };
         self.judge_and_go(now, waiting, effects);
     }
 
@@ -191,15 +195,20 @@ impl Node {
     /// Serves, refuses or queues a request, depending on the map and the state of its PG.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let scope = self.scope_of(&waiting);
-        match self.judge(now, &scope) {
+        let verdict = self.judge(now, &scope, waiting.arrival);
+        let may_wait = waiting.since + self.settings.wait_max > now;
+        if !matches!(verdict, Verdict::WaitForCredit) || !may_wait {
+            self.space_credits.leave(waiting.arrival);
+        }
+        match verdict {
             Verdict::Serve(slot) => self.start(now, (slot, true), scope, waiting, effects),
             Verdict::ServeRepeat(slot) => {
                 self.start(now, (slot, false), scope, waiting, effects);
             }
-            Verdict::Wait if waiting.since + self.settings.wait_max > now => {
+            Verdict::Wait | Verdict::WaitForCredit if may_wait => {
                 self.requests.keep_waiting(waiting);
             }
-            Verdict::Wait => self.refuse(&waiting, Refusal::Busy, effects),
+            Verdict::Wait | Verdict::WaitForCredit => self.refuse(&waiting, Refusal::Busy, effects),
             Verdict::Refuse(refusal) => {
                 if let Some(work) = work_of(&waiting.request, waiting.since) {
                     self.stats.on_ended(now, work, Err(&refusal));
@@ -210,7 +219,7 @@ impl Node {
     }
 
     /// Decides whether a request is served now, waits or is refused.
-    fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
+    fn judge(&mut self, now: Time, scope: &Scope, arrival: u64) -> Verdict {
         if scope.is_direct {
             return self.judge_direct(now, scope);
         }
@@ -239,7 +248,7 @@ impl Node {
                         return Verdict::Wait;
                     }
                 }
-                self.judge_space(now, slot, scope)
+                self.judge_credit(now, slot, scope, arrival)
             }
             Serving::Idle { .. } if self.peers.is_waiting_for_grants(scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
@@ -309,38 +318,45 @@ impl Node {
         known.is_some_and(|known| self.peers.revision_shown(scope.pg.pool) <= known)
     }
 
-    /// Checks that all members have space for a request's data: a write that has a version must fit.
-    fn judge_space(&mut self, now: Time, slot: PgSlot, scope: &Scope) -> Verdict {
-        match self.space_for(now, slot, self.space_bytes(slot, scope)) {
+    /// Checks that all members have space and room for a request: a change that has a version must fit.
+    fn judge_credit(&mut self, now: Time, slot: PgSlot, scope: &Scope, arrival: u64) -> Verdict {
+        match self.credit_for(now, slot, arrival, self.charge(slot, scope)) {
             Space::Enough => {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
             }
-            Space::Full if !self.frees_stripe(slot, scope) => without_room(slot, scope),
-            Space::Full | Space::Unknown => {
-                self.requests.await_space();
+            Space::Full => without_room(slot, scope),
+            Space::Unknown => {
                 if self.pgs[slot].keeps_parity() {
                     self.space_credits.await_room(now);
                 }
-                Verdict::Wait
+                Verdict::WaitForCredit
             }
         }
     }
 
-    /// Returns how many bytes a request may use on each member. What zeroes a whole stripe uses none, but
-    /// takes some room for prepared versions. Unless that is limited by the charge of a whole block, the
-    /// versions of a PG that may take it uncharged are limited to one at a time. An operation on objects is
-    /// charged the blocks that it may need.
-    fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
+    /// Returns what a request may take of each member. An operation on objects takes the blocks that it may
+    /// need, a write of a block that block, and with parity the room of its units. What zeroes a whole stripe
+    /// takes no space, and room for no units.
+    fn charge(&self, slot: PgSlot, scope: &Scope) -> Charge {
         let pg = &self.pgs[slot];
         let block_bytes = pg.block_size().bytes();
         if scope.is_of_objects {
             let ObjectNeed { bytes, blocks, .. } = scope.need;
-            return (bytes.div_ceil(block_bytes) + blocks) * block_bytes;
+            let bytes = (bytes.div_ceil(block_bytes) + blocks) * block_bytes;
+            return Charge { space_bytes: bytes, room_bytes: 0, whole_bytes: bytes };
         }
-        let needs_space = scope.writes_data || (scope.zeroes_bytes > 0 && pg.keeps_parity());
-        let is_free = self.frees_stripe(slot, scope) && pg.has_committed_all();
-        if needs_space && !is_free { block_bytes } else { 0 }
+        let changes_parity = scope.zeroes_bytes > 0 && pg.keeps_parity();
+        if !scope.writes_data && !changes_parity {
+            return Charge::default();
+        }
+        let frees = self.frees_stripe(slot, scope);
+        let unit_count = if frees { 0 } else { (scope.changed_bytes / UNIT_SIZE) as u32 };
+        Charge {
+            space_bytes: if frees { 0 } else { block_bytes },
+            room_bytes: pg.room_of(unit_count),
+            whole_bytes: block_bytes,
+        }
     }
 
     /// Returns whether the request zeroes a whole stripe of a pool with parity.
@@ -415,8 +431,8 @@ impl Node {
         let Request { session, sequence, op, .. } = request;
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let space_bytes = if has_room { self.space_bytes(slot, &scope) } else { 0 };
-        self.take_space(slot, space_bytes);
+        let charge = if has_room { self.charge(slot, &scope) } else { Charge::default() };
+        let givers = self.take_credit(slot, charge);
         let started = Started {
             connection,
             session,
@@ -427,7 +443,8 @@ impl Node {
             bytes,
             binding,
             work,
-            space_bytes,
+            charge,
+            givers,
         };
         let ticket = self.requests.start(started);
         let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
@@ -450,10 +467,10 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let started = self.requests.end(ticket);
-        let Started { connection, session, sequence, scope, epoch, .. } = started;
-        let Started { binding, work, space_bytes, .. } = started;
+        let Started { connection, session, sequence, scope, epoch, binding, .. } = started;
+        let Started { work, charge, givers, .. } = started;
         assert!(scope.pg == self.pgs[slot].id());
-        self.end_own_space(space_bytes);
+        self.end_credit(&givers, charge);
         if is_as_of_now(&outcome, scope.writes_data) {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);
@@ -505,6 +522,17 @@ impl Node {
     pub(super) fn judge_waiting(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
             self.judge_and_go(now, waiting, effects);
+        }
+    }
+
+    /// Checks those again that are the first to wait for credit, and those that come to be. The others stand
+    /// behind them.
+    pub(super) fn judge_first_waiting(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut judged = BTreeSet::new();
+        while let Some(arrival) = self.space_credits.first_waiting(&judged) {
+            judged.insert(arrival);
+            let waiting = self.requests.take_one_waiting(arrival);
+            self.judge_and_go(now, waiting.expect("it waits for credit"), effects);
         }
     }
 
@@ -563,9 +591,10 @@ impl Node {
     }
 
     fn drop_waiting(&mut self, is_dropped: impl Fn(&Waiting) -> bool) {
-        let Node { requests, sessions, .. } = self;
-        requests.drop_waiting(is_dropped, |connection| {
-            if let Some(link) = sessions.connection(connection) {
+        let Node { requests, sessions, space_credits, .. } = self;
+        requests.drop_waiting(is_dropped, |waiting| {
+            space_credits.leave(waiting.arrival);
+            if let Some(link) = sessions.connection(waiting.connection) {
                 assert!(link.open_count > 0);
                 link.open_count -= 1;
             }
@@ -575,6 +604,7 @@ impl Node {
     /// Refuses all requests that have not started, because the process ends.
     pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
+            self.space_credits.leave(waiting.arrival);
             self.refuse(&waiting, Refusal::Busy, effects);
         }
     }

@@ -1,8 +1,12 @@
 //! Applies space credits to requests: those that wait for space, and those that use it.
 
-use base::{BlockSize, Time};
+use std::sync::Arc;
+
+use base::{BlockSize, OsdId, Time};
 use blockstore::{BlockKey, Request as StoreRequest};
 use format::wire::{BatchContent, Change, Content, PeerBody, PgEntry};
+
+use pg::Charge;
 
 use super::Node;
 use crate::Effect;
@@ -24,29 +28,34 @@ impl Node {
         self.space_credits.on_entries_changed();
     }
 
-    /// Returns whether all members of the PG in `slot` have space for a write of `bytes` bytes.
-    pub(super) fn space_for(&mut self, now: Time, slot: PgSlot, bytes: u64) -> Verdict {
-        if bytes == 0 {
+    /// Returns whether all members of the PG in `slot` have credit for a change, and nobody who arrived
+    /// earlier waits for that.
+    pub(super) fn credit_for(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        arrival: u64,
+        charge: Charge,
+    ) -> Verdict {
+        if charge == Charge::default() {
             return Verdict::Enough;
         }
-        let mut here = self.space_credits.here(now, self.space(), bytes);
-        if here != Verdict::Enough {
+        if !self.space_credits.has_all_here(self.space(), charge) {
             self.review_demand(now);
-            here = self.space_credits.here(now, self.space(), bytes);
         }
-        let givers = self.pgs[slot].lease_givers().iter();
-        givers.map(|osd| self.space_credits.at(*osd, bytes)).fold(here, Verdict::max)
+        let givers = self.pgs[slot].lease_givers();
+        self.space_credits.judge(now, self.space(), &givers, arrival, charge)
     }
 
-    /// Uses space for a write of `bytes` bytes on all members. Requires: [`Node::space_for`] returned
-    /// `Enough`.
-    pub(super) fn take_space(&mut self, slot: PgSlot, bytes: u64) {
-        if bytes > 0 {
-            self.space_credits.begin_own(bytes);
-            for osd in self.pgs[slot].lease_givers() {
-                self.space_credits.take(*osd, bytes);
-            }
+    /// Takes credit for a change of all members, and returns the others. Requires: [`Node::credit_for`]
+    /// returned `Enough`.
+    pub(super) fn take_credit(&mut self, slot: PgSlot, charge: Charge) -> Arc<[OsdId]> {
+        if charge == Charge::default() {
+            return Arc::default();
         }
+        let givers = self.pgs[slot].lease_givers();
+        self.space_credits.take(&givers, charge);
+        givers
     }
 
     /// Frees the room that the versions of this OSD's PGs take in members' journals, as far as that is in its
@@ -60,16 +69,16 @@ impl Node {
                 self.drive(now, slot, effects, pg::Pg::free_room);
             }
         }
-        self.requests.on_space();
+        self.requests.on_credit();
     }
 
-    /// Ends the use of space by an answered request, whose change this OSD's own store has now stored. Also
-    /// one that used none may have been what others wait for.
-    pub(super) fn end_own_space(&mut self, bytes: u64) {
-        if bytes > 0 {
-            self.space_credits.end_own(bytes);
+    /// Ends the use of credit by an answered request: all members have stored its change, or the PG counts
+    /// what they lack of it.
+    pub(super) fn end_credit(&mut self, givers: &[OsdId], charge: Charge) {
+        if charge != Charge::default() {
+            self.space_credits.end(givers, charge);
+            self.requests.on_credit();
         }
-        self.requests.on_space();
     }
 
     /// Returns whether this OSD, as a learner, has space for a new block from its primary, beyond the
@@ -88,7 +97,14 @@ impl Node {
         let me = self.identity.osd;
         let learns = |entry: &PgEntry| entry.learner(me).is_some();
         let is_learner = self.pgs[slot].entry().is_some_and(learns);
-        !is_learner || self.may_take_block(now, slot, key, true)
+        let room_bytes = match body {
+            PeerBody::Part { content: Content::Block { checksums, .. }, .. }
+            | PeerBody::Parity { content: Content::Block { checksums, .. }, .. } => {
+                self.pgs[slot].room_of(checksums.len() as u32)
+            }
+            _ => 0,
+        };
+        !is_learner || self.may_take_block(now, slot, key, (true, room_bytes))
     }
 
     /// Returns whether this OSD, if it is a learner, has space for the blocks of a page or batch, beyond the
@@ -103,7 +119,7 @@ impl Node {
         let bytes = units.next_multiple_of(self.pgs[slot].block_size().bytes());
         let reserve_bytes = self.store.space().reserve_bytes;
         self.review_demand(now);
-        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, (bytes, 0))
     }
 
     /// Returns whether this OSD, as an acting member, has space for a repair beyond the space promised to
@@ -117,18 +133,18 @@ impl Node {
         let StoreRequest::Repair { key, content: Content::Block { .. }, .. } = request else {
             return true;
         };
-        self.may_take_block(now, slot, key, false)
+        self.may_take_block(now, slot, key, (false, 0))
     }
 
     /// Returns whether this OSD already stores this block, or has space for it beyond the space promised to
     /// others. `with_reserve`: whether the space that the store reserves for writes that have a version may
-    /// be used, too.
+    /// be used, too. `room_bytes`: the room that it takes as a prepared version.
     fn may_take_block(
         &mut self,
         now: Time,
         slot: PgSlot,
         key: &BlockKey,
-        with_reserve: bool,
+        (with_reserve, room_bytes): (bool, u64),
     ) -> bool {
         if self.store.has_place(key) {
             return true;
@@ -136,12 +152,12 @@ impl Node {
         let bytes = self.pgs[slot].block_size().bytes();
         let reserve_bytes = if with_reserve { self.store.space().reserve_bytes } else { 0 };
         self.review_demand(now);
-        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, (bytes, room_bytes))
     }
 
     /// Checks whether this OSD's own store now has space for the requests that wait for it.
     pub(super) fn look_for_space(&mut self, now: Time) {
-        if !self.requests.is_space_awaited() {
+        if !self.space_credits.is_awaited() {
             return;
         }
         // An idle promise ends when its lease expires: no message announces that.
@@ -149,7 +165,7 @@ impl Node {
             self.review_demand(now);
         }
         if self.space_credits.has_come_here(self.space()) {
-            self.requests.on_space();
+            self.requests.on_credit();
         }
     }
 

@@ -15,7 +15,7 @@ use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta, PoolKind};
 use cluster::message::{FromMonitor, Need, OsdReport, ToMonitor, Unreachable};
 use format::door::{CloseReason, DiskEvent, NetEffect, NetEvent, Peer, Role};
-use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Request};
+use format::wire::{Member, Message, Op, Outcome, PROTOCOL_VERSIONS, PgEntry, Refusal, Request};
 
 use super::rig::*;
 use crate::{Effect, Event, Identity, Node, Settings, StopReason};
@@ -78,6 +78,8 @@ pub struct Cluster {
     pub session: SessionId,
     /// The sessions that the map fences.
     pub fences: Vec<SessionId>,
+    /// The protocol version that all connections choose.
+    pub version: u16,
     /// Hosts that the map lists as down although their processes run.
     pub down: BTreeSet<usize>,
 }
@@ -142,6 +144,7 @@ impl Cluster {
             lease_count: 0,
             session: SESSION,
             fences: Vec::new(),
+            version: *PROTOCOL_VERSIONS.end(),
             down: BTreeSet::new(),
         };
         for host in 0..count {
@@ -333,7 +336,7 @@ impl Cluster {
         if place == "monitor" {
             self.hosts[host].link = Some(connection);
             self.wires.insert((host, connection), (MONITOR, connection));
-            let event = NetEvent::Connected { connection, peer: monitor() };
+            let event = NetEvent::Connected { connection, peer: monitor(), version: self.version };
             return self.moving.push_back((MONITOR, host, Event::Net(event)));
         }
         let to: usize = place.parse().unwrap();
@@ -351,7 +354,7 @@ impl Cluster {
         };
         let there = ConnectionId::new(self.accepted_next);
         let accepted = NetEvent::Accepted { connection: there, peer: peer(host) };
-        let connected = NetEvent::Connected { connection, peer: peer(to) };
+        let connected = NetEvent::Connected { connection, peer: peer(to), version: self.version };
         self.accepted_next += 2;
         self.wires.insert((host, connection), (to, there));
         self.wires.insert((to, there), (host, connection));

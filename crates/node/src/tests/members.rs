@@ -516,16 +516,11 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     let node = cluster.hosts[0].node.as_mut().unwrap();
     // The primary has no credit left, and the member offers no more.
     let known = format::wire::Member { osd: giver, incarnation: Incarnation::new(1) };
-    node.space_credits.on_connected(known);
+    node.space_credits.on_connected(known, true);
     node.space_credits.on_offer(
         giver,
         1,
-        crate::space_credits::Offer {
-            limit_bytes: 0,
-            share_bytes: 0,
-            is_full: true,
-            largest_bytes: 0,
-        },
+        crate::space_credits::Offers { is_full: true, ..Default::default() },
     );
     assert_eq!(cluster.ask(0, write(0, 1, 8)), Err(Refusal::Full));
     let zero = Op::Zero { place: place(1, 0), offset: 0, length: UNIT, lazy: false };
@@ -570,7 +565,10 @@ fn a_repair_by_a_scrub_takes_no_space_that_was_promised_to_writes() {
         assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
         let blocks = cluster.blocks(1).len();
         if !has_room {
-            cluster.hosts[1].node.as_mut().unwrap().space_credits.begin_own(1 << 50);
+            cluster.hosts[1].node.as_mut().unwrap().space_credits.take(
+                &[],
+                pg::Charge { space_bytes: 1 << 50, room_bytes: 0, whole_bytes: 1 << 50 },
+            );
         }
         let epoch = cluster.entry.epoch;
         let (checksums, data) = fill(1, 1);
@@ -668,6 +666,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             limit_bytes: 0,
             share_bytes: 0,
             largest_bytes: 0,
+            room: None,
         };
         for message in [Message::Lease(Box::new(granted)), Message::Control("{}".into())] {
             number += 1;

@@ -17,7 +17,8 @@ use engine::Twin;
 use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
 use format::engine::{EngineEffect, EngineEvent};
 use format::wire::{
-    Member, Message, Op, Outcome, PeerMessage, PgEntry, Place, Refusal, Reply, Request,
+    Member, Message, Op, Outcome, PROTOCOL_VERSIONS, PeerMessage, PgEntry, Place, Refusal, Reply,
+    Request,
 };
 
 use crate::{Effect, Engine, Event, Identity, Node, Settings, StopReason};
@@ -516,7 +517,8 @@ impl Rig {
 
     pub fn connect(&mut self) {
         let connection = self.link();
-        self.apply(Event::Net(NetEvent::Connected { connection, peer: monitor() }));
+        let version = *PROTOCOL_VERSIONS.end();
+        self.apply(Event::Net(NetEvent::Connected { connection, peer: monitor(), version }));
     }
 
     pub fn join(&mut self, incarnation: u64) {

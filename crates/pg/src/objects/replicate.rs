@@ -80,8 +80,17 @@ pub struct Batch {
     /// Members that have not answered.
     missing: MemberSet,
     size: RunSize,
+    /// Number of blocks of which it brings units.
+    pub block_count: usize,
     pub footprint: Footprint,
     pub touched: BTreeMap<Shard, Touched>,
+}
+
+impl Batch {
+    /// Returns whether this member has not answered it.
+    pub fn is_missing(&self, index: usize) -> bool {
+        self.missing.has(index)
+    }
 }
 
 impl Pg {
@@ -193,8 +202,19 @@ impl Pg {
             let body = PeerBody::Batch { after, version, mark, content: content.clone() };
             self.send(index, body, actions);
         }
-        let batch =
-            Batch { turn, is_cleaning, done, first, version, missing, size, footprint, touched };
+        let block_count = changes.blocks.len();
+        let batch = Batch {
+            turn,
+            is_cleaning,
+            done,
+            first,
+            version,
+            missing,
+            size,
+            block_count,
+            footprint,
+            touched,
+        };
         self.tell_looks(&batch);
         self.objects.in_flight_size += size;
         self.objects.in_flight.push_back(batch);

@@ -210,6 +210,7 @@ mod tests {
             leads: true,
             begun_bytes: 0,
             owed_bytes: 0,
+            room: None,
         };
         grants.asked((0, 7), 1, &renew, at(100));
         let grant = LeaseMessage::Granted {
@@ -221,6 +222,7 @@ mod tests {
             limit_bytes: 1,
             share_bytes: 1,
             largest_bytes: 1,
+            room: None,
         };
         grants.granted(1, 0, &grant);
         grants.entry_told(&entry(2, 2));

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{BufferPool, ConnectionId, Duration, Time};
 use format::door::{CloseReason, NetEvent, Peer};
-use format::wire::{self, Message};
+use format::wire::{self, Message, PROTOCOL_VERSIONS};
 
 use super::process::Process;
 use crate::random::{Chance, Random};
@@ -63,7 +63,7 @@ impl Weather {
 /// An event that arrives at an end.
 enum Parcel {
     Accepted(Peer),
-    Connected(Peer),
+    Connected(Peer, u16),
     Frame { kind: Kind, bytes: Vec<u8>, payload: Option<base::Buffer> },
     Closed(CloseReason),
 }
@@ -75,7 +75,7 @@ impl Parcel {
             Parcel::Frame { bytes, payload, .. } => {
                 (bytes.len() + payload.as_ref().map_or(0, |payload| payload.len())) as u64
             }
-            Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => 0,
+            Parcel::Accepted(_) | Parcel::Connected(..) | Parcel::Closed(_) => 0,
         }
     }
 }
@@ -147,6 +147,8 @@ pub struct Net {
     /// Pairs of processes: no message gets from the first to the second.
     cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
+    /// Processes that speak only the lowest protocol version, as those of an older version do.
+    pub old_processes: BTreeSet<Process>,
     /// The faults injected so far.
     pub counts: FaultCounts,
 }
@@ -165,6 +167,7 @@ impl Net {
             by_id: BTreeMap::new(),
             cuts: BTreeSet::new(),
             accepted_last: 1,
+            old_processes: BTreeSet::new(),
             counts: FaultCounts::default(),
         }
     }
@@ -260,9 +263,13 @@ impl Net {
         let id = self.end(target).id;
         self.by_id.insert((to, id), target);
         let at = now + self.latency();
+        let is_old = |process| self.old_processes.contains(&process);
+        let versions = PROTOCOL_VERSIONS;
+        let version = if is_old(from) || is_old(to) { versions.start() } else { versions.end() };
+        let version = *version;
         vec![
             self.push(now, target, Parcel::Accepted(of_asker)),
-            self.push(at, asker, Parcel::Connected(of_target)),
+            self.push(at, asker, Parcel::Connected(of_target, version)),
         ]
     }
 
@@ -335,7 +342,7 @@ impl Net {
         self.end(end).queue.retain(|(_, parcel)| match parcel {
             // Kept: an end must learn that the connection exists before it learns that the connection
             // is gone.
-            Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => true,
+            Parcel::Accepted(_) | Parcel::Connected(..) | Parcel::Closed(_) => true,
             Parcel::Frame { kind, .. } if parcel.length() > left => {
                 is_torn |= left > 0;
                 left = 0;
@@ -358,7 +365,7 @@ impl Net {
             // Kept: an end must learn that the connection exists before it learns that the connection
             // is gone.
             Parcel::Accepted(_) => true,
-            Parcel::Connected(_) | Parcel::Closed(_) => false,
+            Parcel::Connected(..) | Parcel::Closed(_) => false,
             Parcel::Frame { kind, .. } => {
                 lost.push(*kind);
                 false
@@ -630,7 +637,7 @@ impl Net {
         let again = end.queue.front().map(|(at, _)| ((*at).max(now), id));
         let event = match parcel {
             Parcel::Accepted(peer) => NetEvent::Accepted { connection, peer },
-            Parcel::Connected(peer) => NetEvent::Connected { connection, peer },
+            Parcel::Connected(peer, version) => NetEvent::Connected { connection, peer, version },
             Parcel::Frame { bytes, payload, .. } => match self.decode(&bytes, payload) {
                 Ok(message) => NetEvent::Received { connection, message },
                 Err(why) => return (Some(self.protocol_error(id, why)), None),

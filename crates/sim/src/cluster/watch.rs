@@ -966,6 +966,7 @@ mod tests {
                 leads: true,
                 begun_bytes: 0,
                 owed_bytes: 0,
+                room: None,
             };
             watch.lease_asked(0, 1, &renew, at(asked));
             let granted = LeaseMessage::Granted {
@@ -977,6 +978,7 @@ mod tests {
                 limit_bytes: 1,
                 share_bytes: 1,
                 largest_bytes: 1,
+                room: None,
             };
             watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
             watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);

@@ -106,7 +106,12 @@ impl World {
         let mut plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"), pools);
         let objects = ObjectPlan::draw(run.seed, pools, &mut plan);
         let pool = BufferPool::default();
-        let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
+        let mut net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
+        let mut versions = Random::new(run.seed, "versions");
+        if versions.chance(Chance::percent(25)) {
+            let osds = (0..plan.osd_count).map(Process::Osd);
+            net.old_processes = osds.filter(|_| versions.chance(Chance::percent(50))).collect();
+        }
         let hosts = (0..plan.host_count).map(Host::Osds);
         let hosts = hosts
             .chain((0..plan.client_count).map(Host::Client))

@@ -371,7 +371,7 @@ fn a_connection_to_the_wrong_osd_is_closed() {
     let wrong = if address.starts_with("tcp:osd1") { 2 } else { 1 };
     let role = format::door::Role::Osd(osd(wrong), Incarnation::new(1));
     let peer = format::door::Peer { cluster: base::ClusterId::new(1), role };
-    world.net(NetEvent::Connected { connection, peer });
+    world.net(NetEvent::Connected { connection, peer, version: 2 });
     assert_eq!(world.closed, [connection]);
     assert!(world.asked.is_empty());
 }

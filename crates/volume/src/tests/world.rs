@@ -315,7 +315,7 @@ impl World {
                 Role::Osd(id, run)
             };
             let peer = Peer { cluster: ClusterId::new(1), role };
-            self.net(NetEvent::Connected { connection, peer });
+            self.net(NetEvent::Connected { connection, peer, version: 2 });
         }
     }
 

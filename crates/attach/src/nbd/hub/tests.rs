@@ -125,7 +125,8 @@ impl World {
                     Role::Osd(OsdId::FIRST, Incarnation::new(1))
                 };
                 let peer = Peer { cluster: ClusterId::new(1), role };
-                events.push_back(Event::Net(NetEvent::Connected { connection, peer }));
+                let version = *format::wire::PROTOCOL_VERSIONS.end();
+                events.push_back(Event::Net(NetEvent::Connected { connection, peer, version }));
             }
             NetEffect::Send { connection, message: Message::Control(text) } => {
                 let message = serde_json::from_str(&text).expect("it is ours");

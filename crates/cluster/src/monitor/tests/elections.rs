@@ -169,7 +169,7 @@ impl Monitors {
                 }
                 self.connect(here, to, Role::Monitor(monitor_id(number)));
                 let peer = Peer { cluster: CLUSTER, role: Role::Monitor(monitor_id(to)) };
-                self.tell(here, NetEvent::Connected { connection, peer });
+                self.tell(here, NetEvent::Connected { connection, peer, version: 2 });
             }
             Effect::Net(NetEffect::Send { connection, message }) => {
                 if let Some(there) = self.ends.get(&(Who::Election(number), connection)).copied() {
