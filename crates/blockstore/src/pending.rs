@@ -674,7 +674,10 @@ impl ScanPart {
     /// `end`: the end of the query's range.
     fn bounds<'a>(&'a self, end: Option<&'a [u8]>) -> Bounds<'a> {
         let last = self.records.last_key().filter(|_| self.more).map(Bound::Included);
-        (Bound::Included(&self.start), last.or(end.map(Bound::Excluded)).unwrap_or(Bound::Unbounded))
+        (
+            Bound::Included(&self.start),
+            last.or(end.map(Bound::Excluded)).unwrap_or(Bound::Unbounded),
+        )
     }
 
     /// Ends the part at the first record that stood for others in the engine, and does not with what is
@@ -686,7 +689,8 @@ impl ScanPart {
         let above = pending.above(family, self.contains);
         let is_lost = |(key, value): (&[u8], &[u8])| {
             let stands_for_others = folding.common_prefix(key, value).is_some();
-            let counts = |changed: Option<&[u8]>| changed.is_some_and(|value| folding.counts(value));
+            let counts =
+                |changed: Option<&[u8]>| changed.is_some_and(|value| folding.counts(value));
             stands_for_others && above.of_key(key).is_some_and(|changed| !counts(changed))
         };
         let lost = self.records.iter().position(is_lost);

@@ -3,6 +3,7 @@
 // A test may start threads and write files.
 #![allow(clippy::disallowed_methods)]
 
+#[allow(dead_code)] // Commands use the other half.
 #[path = "../src/block_on.rs"]
 mod block_on;
 #[path = "../../attach/tests/memory/mod.rs"]

@@ -335,7 +335,7 @@ impl Run {
                 limit_bytes: stamp << 20,
                 share_bytes: stamp << 18,
                 largest_bytes: stamp << 18,
-                room: (self.random.below(2) == 0).then(|| RoomOffer {
+                room: (self.random.below(2) == 0).then_some(RoomOffer {
                     limit_bytes: stamp << 14,
                     share_bytes: stamp << 12,
                     largest_bytes: stamp << 12,

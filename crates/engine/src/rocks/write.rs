@@ -394,7 +394,7 @@ mod tests {
         fn count(&self) -> usize {
             let (start, count_max) = (Vec::new(), usize::MAX);
             let scan = Query::Scan { start, end: None, count_max, size_max: usize::MAX };
-            match self.engine.shared.read(EngineOp(0), PoolId::FIRST, &[scan], false) {
+            match self.engine.shared.read_on_thread(EngineOp(0), PoolId::FIRST, &[scan]) {
                 EngineEvent::Read { result: Ok(answers), .. } => match answers.as_slice() {
                     [Answer::Records { records, more: false }] => records.count(),
                     answers => unreachable!("{answers:?}"),

@@ -692,7 +692,7 @@ impl Run {
         let holders = (1..=3).map(|osd| Holder {
             credits: SpaceCredits::new(),
             member: member(osd, 1),
-            is_split: (seed >> osd) % 3 > 0,
+            is_split: !(seed >> osd).is_multiple_of(3),
             charge: if osd < 3 { parity(WRITE / 8 * 9) } else { copies(WRITE) },
             writes: 0,
             lost: 0,
