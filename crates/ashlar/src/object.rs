@@ -178,7 +178,10 @@ pub fn list_failed(error: &ObjectError) -> Failure {
         ObjectError::Full => ("full", "add OSDs, or remove what is not needed"),
         ObjectError::Damaged => ("damaged", "`ashlar status` shows what is damaged"),
         ObjectError::Ended => ("ended", "try again; `ashlar pool ls` lists the pools"),
-        ObjectError::TimedOut => ("timed_out", "`ashlar status` shows the state of the cluster"),
+        ObjectError::Unavailable { .. } => {
+            ("unavailable", "`ashlar status` shows the state of the cluster")
+        }
+        ObjectError::Unknown => ("unknown", "read the object: the change may have happened"),
     };
     failure(code, error.to_string(), hint)
 }

@@ -220,6 +220,12 @@ pub enum Bug {
     UncleanCloseNotFenced,
     /// PG: a learner records its cursor without the blocks that must still be copied whole.
     WholeNotKept,
+    /// Volume: a change of which the user was told that its outcome is unknown is sent again after its connection
+    /// was lost.
+    UnknownSentAgain,
+    // A scenario of the crate `volume` finds this bug: all members of a PG must lose power after a read.
+    /// Volume: a PG is synced when a change of it is told as unknown, before the change has ended.
+    SyncBeforeUnknownEnded,
     /// Volume: a sync is assumed to cover writes that were acknowledged while it was in flight.
     SyncCoversLaterWrites,
     /// PG: a listing treats blocks of equal version as equal, even above the version up to which the
@@ -362,6 +368,7 @@ impl Bug {
         ("forgotten-session-served", Bug::ForgottenSessionServed),
         ("unclean-close-not-fenced", Bug::UncleanCloseNotFenced),
         ("whole-not-kept", Bug::WholeNotKept),
+        ("unknown-sent-again", Bug::UnknownSentAgain),
         ("sync-covers-later-writes", Bug::SyncCoversLaterWrites),
         ("equal-version-believed", Bug::EqualVersionBelieved),
         ("complete-with-cursor", Bug::CompleteWithCursor),

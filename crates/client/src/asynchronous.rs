@@ -16,11 +16,11 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker as TaskWaker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use base::Version;
 use cluster::message::Failure;
 use io::Waker;
-use slab::Slab;
 use volume::{
     Answer, Attached, Effect, Event, Extent, Operation, Piece, Place, RequestId, Used, VolumeError,
     VolumeHandle,
@@ -50,10 +50,15 @@ pub struct Client {
     door: Arc<Door>,
 }
 
-/// An attached volume; dropping it detaches it.
+/// An attached volume; dropping it and all its clones detaches it.
+///
+/// A request waits for as long as the session lasts, unless it has a time limit ([`Volume::within`]). Dropping
+/// the future of a request gives it up: what was not sent is never sent, and what was sent may take effect.
+#[derive(Clone)]
 pub struct Volume {
-    hold: Hold,
-    attached: Attached,
+    hold: Arc<Hold>,
+    attached: Arc<Attached>,
+    within: Option<Duration>,
 }
 
 /// A volume or object pool that is open or being opened; dropping this closes it.
@@ -68,13 +73,31 @@ struct Door {
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
     last_volume: AtomicU64,
+    last_request: AtomicU64,
 }
 
 /// A request to the thread.
 enum Job {
-    Open { handle: VolumeHandle, name: String, how: How, slot: Filler<Opened> },
-    Close { handle: VolumeHandle },
-    Request { handle: VolumeHandle, wish: Wish, slot: Filler<Reached> },
+    Open {
+        handle: VolumeHandle,
+        name: String,
+        how: How,
+        slot: Filler<Opened>,
+    },
+    Close {
+        handle: VolumeHandle,
+    },
+    Request {
+        id: RequestId,
+        handle: VolumeHandle,
+        wish: Wish,
+        within: Option<Duration>,
+        slot: Filler<Reached>,
+    },
+    /// Nobody waits for the answer.
+    Cancel {
+        id: RequestId,
+    },
 }
 
 /// What is opened, and how.
@@ -133,7 +156,9 @@ impl Client {
         let waker = started.recv().expect("the thread says how it started")?;
         let jobs = Mutex::new(Some(jobs));
         let thread = Mutex::new(Some(thread));
-        Ok(Client { door: Arc::new(Door { jobs, waker, thread, last_volume: AtomicU64::new(0) }) })
+        let (last_volume, last_request) = (AtomicU64::new(0), AtomicU64::new(0));
+        let door = Door { jobs, waker, thread, last_volume, last_request };
+        Ok(Client { door: Arc::new(door) })
     }
 
     /// Attaches a volume without its lock: other clients may have the volume attached too, and each write
@@ -156,7 +181,7 @@ impl Client {
 
     async fn open_volume(&self, name: &str, how: How) -> Result<Volume, Failure> {
         let (hold, attached) = self.open_as(name, how).await?;
-        Ok(Volume { hold, attached })
+        Ok(Volume { hold: Arc::new(hold), attached: Arc::new(attached), within: None })
     }
 
     /// Opens an object pool. Waits as long as no monitor answers.
@@ -197,9 +222,20 @@ impl Volume {
         &self.attached
     }
 
+    /// Returns the same volume, whose requests have a time limit. One that is not done by then fails with
+    /// [`VolumeError::Unavailable`] if it has changed nothing and will change nothing, and otherwise with
+    /// [`VolumeError::Unknown`].
+    pub fn within(&self, limit: Duration) -> Volume {
+        Volume { within: Some(limit), ..self.clone() }
+    }
+
+    async fn request(&self, wish: Wish) -> Reached {
+        self.hold.begin(wish, self.within).await.unwrap_or(Err(VolumeError::Ended))
+    }
+
     /// Reads a range; bytes that were never written read as zeros.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
-        match self.hold.request(Wish::Read { offset, length }).await? {
+        match self.request(Wish::Read { offset, length }).await? {
             Found::Data(data) => Ok(data),
             _ => unreachable!("a read finds data"),
         }
@@ -207,22 +243,22 @@ impl Volume {
 
     /// Writes `data` at `offset`; durable after the next [`Volume::flush`].
     pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<(), VolumeError> {
-        self.hold.request(Wish::Write { offset, data }).await.map(|_| ())
+        self.request(Wish::Write { offset, data }).await.map(|_| ())
     }
 
     /// Makes a range read as zeros and frees its space.
     pub async fn zero(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
-        self.hold.request(Wish::Zero { offset, length }).await.map(|_| ())
+        self.request(Wish::Zero { offset, length }).await.map(|_| ())
     }
 
     /// Makes all writes durable that were acknowledged before this call.
     pub async fn flush(&self) -> Result<(), VolumeError> {
-        self.hold.request(Wish::Flush).await.map(|_| ())
+        self.request(Wish::Flush).await.map(|_| ())
     }
 
     /// Returns which parts of a range hold data, in order.
     pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>, VolumeError> {
-        match self.hold.request(Wish::Extents { offset, length }).await? {
+        match self.request(Wish::Extents { offset, length }).await? {
             Found::Extents(extents) => Ok(extents),
             _ => unreachable!("a question for extents finds extents"),
         }
@@ -230,16 +266,12 @@ impl Volume {
 }
 
 impl Hold {
-    /// Sends an operation, and waits for its answer.
-    pub(crate) async fn request(&self, wish: Wish) -> Reached {
-        self.begin(wish).await.unwrap_or(Err(VolumeError::Ended))
-    }
-
     /// Sends an operation. Its answer is `None` if the thread has ended.
-    pub(crate) fn begin(&self, wish: Wish) -> Slot<Reached> {
+    pub(crate) fn begin(&self, wish: Wish, within: Option<Duration>) -> Asked {
         let (slot, answer) = slot();
-        self.door.send(Job::Request { handle: self.handle, wish, slot });
-        answer
+        let id = RequestId(self.door.last_request.fetch_add(1, Ordering::Relaxed));
+        self.door.send(Job::Request { id, handle: self.handle, wish, within, slot });
+        Asked { answer, door: self.door.clone(), id }
     }
 }
 
@@ -326,6 +358,30 @@ impl<T> Future for Slot<T> {
     }
 }
 
+/// A request whose answer is awaited. Dropped before, the request is given up.
+pub(crate) struct Asked {
+    answer: Slot<Reached>,
+    door: Arc<Door>,
+    id: RequestId,
+}
+
+impl Future for Asked {
+    type Output = Option<Reached>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Reached>> {
+        Pin::new(&mut self.answer).poll(context)
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let is_filled = lock(&self.answer.0).filled;
+        if !is_filled {
+            self.door.send(Job::Cancel { id: self.id });
+        }
+    }
+}
+
 // ---- the thread
 
 struct Worker {
@@ -333,12 +389,12 @@ struct Worker {
     inbox: Receiver<Job>,
     /// Volumes that are not detached yet, each with the slot of the task that waits for the attach, if any.
     volumes: BTreeMap<VolumeHandle, Option<Filler<Opened>>>,
-    running: Slab<Filler<Reached>>,
+    running: BTreeMap<RequestId, Filler<Reached>>,
 }
 
 impl Worker {
     fn new(shell: Shell, inbox: Receiver<Job>) -> Worker {
-        Worker { shell, inbox, volumes: BTreeMap::new(), running: Slab::new() }
+        Worker { shell, inbox, volumes: BTreeMap::new(), running: BTreeMap::new() }
     }
 
     /// Serves until no client or volume is left, or until io_uring fails. Dropping the slots then wakes
@@ -380,11 +436,14 @@ impl Worker {
                 }
             }
             Job::Close { handle } => Event::Close { volume: handle, patient: false },
-            Job::Request { handle, wish, slot } => {
-                let id = RequestId(self.running.insert(slot) as u64);
+            Job::Request { id, handle, wish, within, slot } => {
+                self.running.insert(id, slot);
                 let operation = self.operation(wish);
-                Event::Request { id, volume: handle, operation }
+                let now = self.shell.reactor.now();
+                let deadline = within.map(|limit| now + limited(limit));
+                Event::Request { id, volume: handle, operation, deadline }
             }
+            Job::Cancel { id } => Event::Cancel { id },
         };
         self.shell.tell(event, answers);
     }
@@ -423,11 +482,18 @@ impl Worker {
                 self.volumes.remove(&volume);
             }
             Effect::Done { id, result } => {
-                let slot = self.running.remove(id.0 as usize);
+                let slot = self.running.remove(&id).expect("each request is answered once");
                 slot.fill(result.map(found));
             }
         }
     }
+}
+
+/// Returns a time limit as the core counts it: at most some decades.
+fn limited(limit: Duration) -> base::Duration {
+    const NANOS_MAX: u64 = 1 << 60;
+    let nanos = u64::try_from(limit.as_nanos()).map_or(NANOS_MAX, |nanos| nanos.min(NANOS_MAX));
+    base::Duration::from_nanos(nanos)
 }
 
 fn found(answer: Answer) -> Found {

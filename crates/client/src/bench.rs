@@ -185,7 +185,8 @@ impl Run {
         };
         self.started[slot] = self.shell.reactor.now();
         let id = RequestId(slot as u64);
-        self.shell.tell(Event::Request { id, volume: VOLUME, operation }, answers);
+        let event = Event::Request { id, volume: VOLUME, operation, deadline: None };
+        self.shell.tell(event, answers);
     }
 }
 

@@ -12,6 +12,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use base::Version;
 use base::hash::pg_of_hash;
@@ -31,7 +33,7 @@ pub use objects::{
     PageEntry, Stat, StepResult,
 };
 
-use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
+use crate::asynchronous::{Asked, Found, Hold, Reached, Wish};
 
 /// How often a read of several parts begins again when the object was changed meanwhile.
 const READ_AGAIN_MAX: u32 = 8;
@@ -46,11 +48,16 @@ const SCAN_SIZE_MIN: usize = 16 << 10;
 /// What the answer of a PG has besides the keys and values of its page, about, in bytes.
 const SCAN_FRAME_SIZE: usize = 10 * PAGE_COUNT_MAX;
 
-/// An open object pool; dropping it closes it.
+/// An open object pool; dropping it and all its clones closes it.
+///
+/// A request waits for as long as the session lasts, unless it has a time limit ([`ObjectPool::within`]).
+/// Dropping the future of a request gives it up: what was not sent is never sent, and what was sent may happen.
+#[derive(Clone)]
 pub struct ObjectPool {
-    hold: Hold,
-    pool: Pool,
+    hold: Arc<Hold>,
+    pool: Arc<Pool>,
     shard_count: u32,
+    within: Option<Duration>,
 }
 
 /// What an operation did.
@@ -90,8 +97,14 @@ pub enum ObjectError {
     /// The session is over: the pool was removed, or this client was away for too long. Changes that were not
     /// answered may have happened.
     Ended,
-    /// No answer in the time that was set. A change may still happen.
-    TimedOut,
+    /// Not answered within the time limit. Nothing has happened, and nothing will.
+    Unavailable {
+        /// What was waited for.
+        why: String,
+    },
+    /// Not answered within the time limit, and sent: the change may have happened, or may happen while its PG has
+    /// not answered. It is not sent again.
+    Unknown,
 }
 
 impl fmt::Display for ObjectError {
@@ -109,7 +122,8 @@ impl fmt::Display for ObjectError {
             ObjectError::Full => f.write_str("no space is left in the pool"),
             ObjectError::Damaged => f.write_str("stored data is damaged and no good copy is left"),
             ObjectError::Ended => f.write_str("the session is over: open the pool again"),
-            ObjectError::TimedOut => f.write_str("timed out; a change may still happen"),
+            ObjectError::Unavailable { why } => write!(f, "unavailable: {why}"),
+            ObjectError::Unknown => f.write_str("outcome unknown: the change may have happened"),
         }
     }
 }
@@ -122,7 +136,8 @@ impl From<VolumeError> for ObjectError {
             VolumeError::Full => ObjectError::Full,
             VolumeError::Damaged => ObjectError::Damaged,
             VolumeError::Ended => ObjectError::Ended,
-            VolumeError::TimedOut => ObjectError::TimedOut,
+            VolumeError::Unavailable { why } => ObjectError::Unavailable { why },
+            VolumeError::Unknown => ObjectError::Unknown,
             VolumeError::Invalid { why } | VolumeError::TooLarge { why } => {
                 ObjectError::Invalid { why }
             }
@@ -143,7 +158,15 @@ impl ObjectPool {
         let PoolKind::Object { shards, .. } = pool.kind else {
             unreachable!("the monitor opens only pools of objects")
         };
-        ObjectPool { hold, pool, shard_count: shards }
+        let (hold, pool) = (Arc::new(hold), Arc::new(pool));
+        ObjectPool { hold, pool, shard_count: shards, within: None }
+    }
+
+    /// Returns the same pool, each of whose requests has a time limit; a method that sends several gives it to
+    /// each. A request that is not answered by then fails with [`ObjectError::Unavailable`] if nothing has
+    /// happened and nothing will, and otherwise with [`ObjectError::Unknown`].
+    pub fn within(&self, limit: Duration) -> ObjectPool {
+        ObjectPool { within: Some(limit), ..self.clone() }
     }
 
     /// Returns the pool, as it was when it was opened.
@@ -158,13 +181,13 @@ impl ObjectPool {
 
     /// Carries out an operation: all of it, durably at all copies, or nothing.
     ///
-    /// Errors: `Asserted`, `Invalid`, `Full`, `Damaged`, `Ended`.
+    /// Errors: `Asserted`, `Invalid`, `Full`, `Damaged`, `Ended`, `Unavailable`, `Unknown`.
     pub async fn execute(&self, operation: &Operation) -> Result<Executed, ObjectError> {
         executed(self.begin(operation)?.await)
     }
 
-    /// Sends an operation. It happens even if the answer is not waited for.
-    fn begin(&self, operation: &Operation) -> Result<Slot<Reached>, ObjectError> {
+    /// Sends an operation.
+    fn begin(&self, operation: &Operation) -> Result<Asked, ObjectError> {
         let invalid = |why| ObjectError::Invalid { why };
         operation.check().map_err(invalid)?;
         let first = &operation.objects[0].name;
@@ -176,7 +199,7 @@ impl ObjectPool {
             )));
         }
         let wish = Wish::Mutate { hash: first.hash(), operation: operation.encode() };
-        Ok(self.hold.begin(wish))
+        Ok(self.hold.begin(wish, self.within))
     }
 
     /// Reads objects of one PG, all at one moment.
@@ -191,7 +214,7 @@ impl ObjectPool {
         }
     }
 
-    fn begin_look(&self, reads: Vec<Read>) -> Result<Slot<Reached>, ObjectError> {
+    fn begin_look(&self, reads: Vec<Read>) -> Result<Asked, ObjectError> {
         let look = Look { reads };
         look.check().map_err(|why| ObjectError::Invalid { why })?;
         let pgs: Vec<u32> =
@@ -202,7 +225,7 @@ impl ObjectPool {
         }
         let answers_size_max = look.answers_size_max() as u64;
         let (at, reads) = (Place::Pg(pgs[0]), look.encode());
-        Ok(self.hold.begin(Wish::Look { at, reads, answers_size_max }))
+        Ok(self.hold.begin(Wish::Look { at, reads, answers_size_max }, self.within))
     }
 
     /// Shards and PGs are both top bits of the hash.
@@ -562,7 +585,10 @@ impl ObjectPool {
             page_size_max: query.answer_size_max() as u64,
             pgs_max: query.pgs_max(),
         };
-        let Found::Listed { pages: answers, refused } = self.hold.request(wish).await? else {
+        let listed = self.hold.begin(wish, self.within).await;
+        let Found::Listed { pages: answers, refused } =
+            listed.unwrap_or(Err(VolumeError::Ended))?
+        else {
             unreachable!("a list has pages")
         };
         let alone: Vec<_> = refused

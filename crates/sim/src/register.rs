@@ -38,6 +38,9 @@ pub struct History {
     writes: Vec<Write>,
     reads: Vec<Read>,
     leftover: Option<Leftover>,
+    /// Writes that cannot take effect any more, since one that certainly came later has taken effect by this
+    /// moment.
+    replaced: BTreeMap<Value, Moment>,
 }
 
 /// The possible contents of a register whose history begins after a loss of data.
@@ -95,6 +98,15 @@ pub enum Violation {
         /// operation.
         other: (Value, Moment, Moment),
     },
+    /// A value was read by an operation that began after a later write had taken effect.
+    Replaced {
+        /// The value that was read.
+        value: Value,
+        /// When the later write had taken effect.
+        at: Moment,
+        /// When the read was requested and when it was answered.
+        read: (Moment, Moment),
+    },
     /// Zero was read at a time when only other values can have held.
     NotZero {
         /// When the read was requested and when it was answered.
@@ -116,6 +128,10 @@ impl fmt::Display for Violation {
                 f,
                 "{value} must have held during {from}..{to}, yet {other} was written or read \
                  wholly within, at {start}..{end}"
+            ),
+            Violation::Replaced { value, at, read: (from, to) } => write!(
+                f,
+                "the read at {from}..{to} returned {value}, which a later write had replaced by {at}"
             ),
             Violation::NotZero { read: (from, to) } => {
                 write!(f, "the read at {from}..{to} returned zeros that nobody wrote in time")
@@ -189,6 +205,14 @@ impl History {
         self.writes.push(Write { value, from, to, repeated: true, happened: false });
     }
 
+    /// Records that a later write has taken effect by `at`, and that this one cannot take effect after it.
+    /// Discards are not followed: they all write zero.
+    pub fn replaced(&mut self, value: Value, at: Moment) {
+        if value != 0 {
+            self.replaced.insert(value, at);
+        }
+    }
+
     /// Records that the write requested at `from`, which was added as failed, was acknowledged after
     /// all: it took effect.
     pub fn confirm(&mut self, from: Moment, repeated: bool) {
@@ -228,6 +252,11 @@ impl History {
             let mut history = History { leftover: None, ..self.clone() };
             history.writes.push(left);
             return history.check();
+        }
+        for Read { value, from, to } in &self.reads {
+            if let Some(at) = self.replaced.get(value).filter(|at| from > *at) {
+                return Err(Violation::Replaced { value: *value, at: *at, read: (*from, *to) });
+            }
         }
         let mut clusters = self.clusters()?;
         let zeros = clusters.remove(&0).expect("the register held zero at first");

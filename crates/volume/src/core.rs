@@ -1,8 +1,10 @@
 //! The client core itself: volumes, requests and their parts.
 //!
-//! The modules of the core: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy
-//! volumes).
+//! The modules of the core: `monitor` (the map and sessions), `admit` (which parts may go), `send` and `reply`
+//! (OSDs), `give_up` (deadlines), `replay` (lazy volumes).
 
+mod admit;
+mod give_up;
 mod monitor;
 mod replay;
 mod reply;
@@ -12,20 +14,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BufferPool, ConnectionId, StripeIndex, Time, TraceEvent, UNIT_SIZE};
+use base::{BufferPool, ConnectionId, PgId, StripeIndex, Time, TraceEvent, UNIT_SIZE};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 use format::wire::{PAYLOAD_SIZE_MAX, Payload};
 
-use crate::cut::volume_size_max;
 use crate::link::Links;
 use crate::monitor_contact::{Farewell, MonitorContact};
-use crate::part::{Part, RETRY_DELAY_MIN, Stage, Work};
-use crate::request::{Flush, Found, InOrder, List, NextPart, Progress, Request};
+use crate::part::{Part, Stage, Work};
+use crate::queue::Turn;
+use crate::request::{Flush, Found, InOrder, List, Progress, Request};
 use crate::routes::{Routes, Target};
 use crate::table::{PartKey, RequestKey, Table};
 use crate::timers::{Timer, Timers};
 use crate::volume::{Attachment, Volume, Wants};
+use crate::windows::Windows;
 use crate::{
     Answer, Attached, Effect, Event, Operation, Place, RequestId, Settings, Used, VolumeError,
     VolumeHandle,
@@ -109,9 +112,10 @@ impl ClientCore {
                 self.on_open(now, pool, name, Wants::Pool, effects);
             }
             Event::Close { volume, patient } => self.on_close(now, volume, patient, effects),
-            Event::Request { id, volume, operation } => {
-                self.on_request(now, id, volume, operation, effects);
+            Event::Request { id, volume, operation, deadline } => {
+                self.on_request(now, id, volume, operation, deadline, effects);
             }
+            Event::Cancel { id } => self.on_cancel(now, id, effects),
             Event::Tick => {
                 while let Some(timer) = self.timers.pop_due(now) {
                     self.on_timer(now, timer, effects);
@@ -182,9 +186,9 @@ impl ClientCore {
             }
             Timer::Request(key) => {
                 self.requests[key].deadline = None;
-                self.answer(key, Err(VolumeError::TimedOut), effects);
-                self.fail(now, key, VolumeError::TimedOut, effects);
+                self.give_up_request(now, key, effects);
             }
+            Timer::Stalls(handle) => self.check_stalls(handle),
             Timer::Open(handle) => {
                 let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
                 volume.open_deadline = None;
@@ -309,7 +313,7 @@ impl ClientCore {
         for key in self.parts_where(|part| part.volume == handle) {
             let part = &mut self.parts[key];
             assert!(matches!(part.stage, Stage::Sent { .. }));
-            part.is_astray |= part.changes();
+            part.on_answer_lost();
             self.end_part(now, key, Found::Nothing, effects);
         }
     }
@@ -320,7 +324,8 @@ impl ClientCore {
             return;
         };
         if volume.is_lazy() && !volume.undurable.is_empty() && !closing.has_given_up {
-            self.begin_sync(handle);
+            let pgs: Vec<PgId> = volume.undurable.keys().copied().collect();
+            pgs.into_iter().for_each(|pg| self.begin_sync(handle, pg));
             return;
         }
         let deadline = closing.deadline;
@@ -329,6 +334,9 @@ impl ClientCore {
         assert!(volume.byte_count == 0);
         if let Some(at) = deadline {
             self.timers.disarm(at, Timer::Close(handle));
+        }
+        if let Some(at) = volume.stall_check {
+            self.timers.disarm(at, Timer::Stalls(handle));
         }
         if let Some(attached) = volume.attached() {
             self.close_session(attached.session, volume.has_unanswered, effects);
@@ -369,11 +377,12 @@ impl ClientCore {
         volume.attachment = Attachment::Ended;
         volume.part_count = 0;
         volume.byte_count = 0;
+        volume.windows = Windows::default();
         volume.mutations.clear();
         volume.unsynced.clear();
         volume.unsynced_bytes = 0;
         assert!(volume.request_count == 0);
-        assert!(volume.pending.is_empty());
+        assert!(volume.queue.is_empty());
         self.touched.push(handle);
     }
 
@@ -385,6 +394,7 @@ impl ClientCore {
         id: RequestId,
         handle: VolumeHandle,
         operation: Operation,
+        deadline: Option<Time>,
         effects: &mut Vec<Effect>,
     ) {
         let progress = match self.check(handle, operation) {
@@ -398,23 +408,25 @@ impl ClientCore {
                 return;
             }
         };
-        let deadline = self.settings.retry_for.map(|patience| now + patience);
         let key = self.requests.insert(Request {
             id: Some(id),
             volume: handle,
             progress,
+            turn: Turn::NONE,
             part_count: 0,
             parts_open: 0,
             failure: None,
             answered: false,
+            has_changed: false,
             deadline,
         });
         if let Some(at) = deadline {
-            self.timers.arm(at, Timer::Request(key));
+            self.timers.arm(at.max(now), Timer::Request(key));
+            self.requests[key].deadline = Some(at.max(now));
         }
         let volume = self.volumes.get_mut(&handle).expect("checked above");
         volume.request_count += 1;
-        volume.pending.push_back(key);
+        self.requests[key].turn = volume.queue.add(key, true);
         self.touched.push(handle);
     }
 
@@ -503,107 +515,6 @@ impl ClientCore {
         }
     }
 
-    /// Cuts waiting requests into parts while the volume has room for more.
-    pub(crate) fn admit(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        loop {
-            let Some(volume) = self.volumes.get_mut(&handle) else { return };
-            let Some(&key) = volume.pending.front() else { return };
-            let Attachment::Open(attached) = &volume.attachment else { return };
-            let Some(stripe_size) = self.routes.stripe_size(attached.pool()) else { return };
-            if let Used::Image(image) = &attached.used
-                && image.size > volume_size_max(stripe_size)
-            {
-                self.fail(now, key, VolumeError::OutOfRange, effects);
-                continue;
-            }
-            let request = &mut self.requests[key];
-            if let Progress::Flush(flush @ Flush::Undecided) = &mut request.progress {
-                let first = !volume.synced_all;
-                let pgs = if first {
-                    let all = self.routes.pgs_of(attached.image()).expect("the pool is known");
-                    all.into_iter().collect()
-                } else {
-                    volume.undurable.keys().map(|pg| pg.number).collect()
-                };
-                *flush = Flush::Rest { pgs, first };
-            }
-            if let Progress::List(list @ List { groups: None, .. }) = &mut request.progress {
-                list.groups = Some(self.routes.pgs_by_osd(attached.pool(), list.pgs_max));
-            }
-            if request.is_cut() || request.failure.is_some() {
-                volume.pending.pop_front();
-                self.finish_request(key, effects);
-                continue;
-            }
-            let weight = request.next_weight(stripe_size);
-            if !volume.has_room(weight) {
-                return;
-            }
-            let is_zero = matches!(request.progress, Progress::Zero { .. });
-            let mut lazy = volume.is_lazy() && request.may_be_lazy();
-            if lazy && !self.has_room_to_keep(handle, weight) {
-                if !self.volumes[&handle].waits_for_room() {
-                    return;
-                }
-                // The buffer of kept writes shrinks only once a PG has space. A discard frees space, so it is
-                // sent as durable and need not be kept.
-                if !is_zero {
-                    self.fail(now, key, VolumeError::Full, effects);
-                    continue;
-                }
-                lazy = false;
-            }
-            let request = &mut self.requests[key];
-            let volume = self.volumes.get_mut(&handle).expect("looked at above");
-            let attached = volume.attached().expect("looked at above");
-            let pool = attached.pool();
-            let seed = match &attached.used {
-                Used::Image(image) => Some(image.seed),
-                Used::Pool(_) => None,
-            };
-            let index = request.part_count;
-            let part_bytes = |target| self.routes.part_bytes(pool, target);
-            let NextPart { target, stripe, mut work } = request.cut(stripe_size, seed, part_bytes);
-            if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&mut work, target) {
-                volume.last_number += 1;
-                *number = volume.last_number;
-                volume.mutations.insert((hash, *number));
-            }
-            let weight = match &work {
-                // A data part takes less memory than its stripe.
-                Work::Read { .. } => part_bytes(target).map_or(weight, |bytes| weight.min(bytes)),
-                _ => weight,
-            };
-            volume.part_count += 1;
-            volume.byte_count += weight;
-            if request.is_cut() {
-                // The request may no longer be the first, because `has_room_to_keep` may have put a sync
-                // before it.
-                volume.pending.retain(|pending| *pending != key);
-            }
-            let part = self.parts.insert(Part {
-                request: key,
-                volume: handle,
-                index,
-                pool,
-                target,
-                stripe,
-                work,
-                stage: Stage::Held,
-                delay: RETRY_DELAY_MIN,
-                mismatch_count: 0,
-                is_astray: false,
-                weight,
-                lazy,
-                is_replay: false,
-                is_direct: false,
-                asks_primary: false,
-                passes_gate: false,
-            });
-            self.enter_stripe(part);
-        }
-    }
-
     /// Records the first error of a request and drops its unsent parts.
     pub(crate) fn fail(
         &mut self,
@@ -616,6 +527,9 @@ impl ClientCore {
         if request.failure.is_none() {
             request.failure = Some(error);
         }
+        let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
+        volume.queue.remove(request.turn);
+        self.touched.push(request.volume);
         if request.parts_open == 0 {
             self.finish_request(key, effects);
             return;
@@ -665,11 +579,11 @@ impl ClientCore {
             self.timers.disarm(at, Timer::Request(key));
         }
         let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
-        if !request.is_cut() {
-            volume.pending.retain(|pending| *pending != key);
-        }
+        volume.queue.remove(request.turn);
         volume.request_count -= 1;
-        volume.own_sync.take_if(|own| *own == key);
+        if request.is_own() {
+            volume.own_syncs.retain(|_, own| *own != key);
+        }
         self.touched.push(request.volume);
     }
 
@@ -726,17 +640,8 @@ impl ClientCore {
         found: Found,
         effects: &mut Vec<Effect>,
     ) {
-        self.detach(key);
-        let part = self.parts.remove(key);
+        let part = self.remove_part(key);
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
-        assert!(volume.part_count > 0);
-        assert!(volume.byte_count >= part.weight);
-        volume.part_count -= 1;
-        volume.byte_count -= part.weight;
-        if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&part.work, part.target) {
-            volume.mutations.remove(&(hash, *number));
-        }
-        self.touched.push(part.volume);
         let request = &mut self.requests[part.request];
         request.parts_open -= 1;
         if part.is_replay {
@@ -763,6 +668,26 @@ impl ClientCore {
             self.leave_stripe((part.volume, part.stripe), key);
             self.free_reads(part.volume);
         }
+    }
+
+    /// Removes a part from all lists but the one of its stripe.
+    pub(crate) fn remove_part(&mut self, key: PartKey) -> Part {
+        self.detach(key);
+        let part = self.parts.remove(key);
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        assert!(volume.part_count > 0);
+        assert!(volume.byte_count >= part.weight);
+        volume.part_count -= 1;
+        volume.byte_count -= part.weight;
+        if !part.is_replay {
+            volume.windows.leave(part.pg, part.weight, part.lazy);
+        }
+        volume.queue.wake(part.pg);
+        if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&part.work, part.target) {
+            volume.mutations.remove(&(hash, *number));
+        }
+        self.touched.push(part.volume);
+        part
     }
 
     /// Removes a part from the list of its stage.

@@ -12,16 +12,20 @@
 //!   2. Overlapping writes of this client reach the OSD one after the other, in the order of their
 //!      requests.
 //!   3. A part is completed only by a reply on the connection over which the part was last sent.
-//!   4. The requests in flight for a volume are bounded; the rest wait in the order they arrived.
+//!   4. The requests in flight for a volume are bounded, also for each PG; the rest wait, those of each PG in
+//!      the order they arrived. A PG that does not answer stops no other one.
 //!   5. Writes of a lazy volume that are acknowledged but not durable are kept until a sync covers them. In
 //!      each new epoch of their PG these writes are repeated before anything else is sent to the PG.
-//!   6. A mutation of objects has the same number each time it is sent, and says whether it was sent before.
+//!   6. A change whose outcome was told as unknown is never sent again, and no later change of the same bytes is
+//!      sent before it has ended.
+//!   7. A mutation of objects has the same number each time it is sent, and says whether it was sent before.
 
 mod core;
 mod cut;
 mod link;
 mod monitor_contact;
 mod part;
+mod queue;
 mod replay;
 mod request;
 mod routes;
@@ -31,10 +35,11 @@ mod tests;
 mod timers;
 mod unsynced;
 mod volume;
+mod windows;
 
 pub use crate::core::ClientCore;
 
-use base::{Buffer, Duration, PoolId, SessionId, TraceEvent, Version};
+use base::{Buffer, Duration, ImageId, PoolId, SessionId, Time, TraceEvent, Version};
 use cluster::map::{ImageInfo, Pool};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
@@ -95,6 +100,15 @@ pub enum Event {
         volume: VolumeHandle,
         /// The operation to carry out.
         operation: Operation,
+        /// When to give it up: it is then answered with [`VolumeError::Unavailable`] or
+        /// [`VolumeError::Unknown`]. `None`: it is retried for as long as the session lasts.
+        deadline: Option<Time>,
+    },
+    /// Give up a request now, as at its deadline: nobody waits for its answer. Nothing happens if it was
+    /// answered.
+    Cancel {
+        /// The id of the request.
+        id: RequestId,
     },
     /// The time of [`ClientCore::deadline`] has come.
     Tick,
@@ -236,6 +250,14 @@ impl Attached {
         }
     }
 
+    /// Returns the seed of the image; `None`: a pool is open.
+    pub(crate) fn seed(&self) -> Option<ImageId> {
+        match &self.used {
+            Used::Image(image) => Some(image.seed),
+            Used::Pool(_) => None,
+        }
+    }
+
     /// Returns the pool that is used.
     pub fn pool(&self) -> PoolId {
         match &self.used {
@@ -304,8 +326,15 @@ pub enum VolumeError {
     /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Unanswered
     /// changes may or may not have taken effect; changes that were not durable may be lost.
     Ended,
-    /// The request was not completed within the time that the user set (ETIMEDOUT); it may still take effect.
-    TimedOut,
+    /// The request was given up at its deadline. It changed nothing, and will change nothing.
+    Unavailable {
+        /// What it waited for.
+        why: String,
+    },
+    /// The request was given up at its deadline, and what it changes was sent: it may have taken effect, as a
+    /// whole or in part, and may take effect until the request has ended, but not after a later change of the same
+    /// bytes. It is not sent again.
+    Unknown,
     /// An OSD reports that the request violates a rule, which is a bug (EIO).
     Invalid {
         /// The violated rule, as the OSD describes it.
@@ -336,7 +365,8 @@ impl std::fmt::Display for VolumeError {
             VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
             VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
-            VolumeError::TimedOut => f.write_str("timed out; the request may still take effect"),
+            VolumeError::Unavailable { why } => write!(f, "unavailable: {why}"),
+            VolumeError::Unknown => f.write_str("outcome unknown: the change may take effect"),
             VolumeError::Invalid { why } => write!(f, "the request failed: {why}"),
             VolumeError::Asserted { .. } => {
                 f.write_str("the object is not as the operation asserts")
@@ -361,7 +391,7 @@ pub struct Settings {
     pub host: String,
     /// Address on which the client listens for clients of its own, if any, for `status`.
     pub address: Option<String>,
-    /// How long a request is retried after network and PG faults; `None`: without limit.
+    /// How long an attach is retried; `None`: without limit. Requests have deadlines of their own.
     pub retry_for: Option<Duration>,
     /// Maximum number of bytes of a lazy volume that may be written but not yet durable. The volume is synced
     /// before the limit would be exceeded; only a single larger change can exceed it. At least

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use base::checksum::{checksum_units, first_mismatch};
 use base::{
-    Buffer, BufferPool, Checksum, Duration, Epoch, OsdId, PgId, PoolId, StripeIndex, Time,
-    UNIT_SIZE, Version,
+    Buffer, BufferPool, Checksum, Duration, Epoch, OsdId, PgId, StripeIndex, Time, UNIT_SIZE,
+    Version,
 };
 use cluster::map::ImageInfo;
 use format::wire::{Op, Payload, Place};
@@ -28,7 +28,7 @@ pub(crate) struct Part {
     pub(crate) volume: VolumeHandle,
     /// Index of the part in the request, from 0.
     pub(crate) index: u32,
-    pub(crate) pool: PoolId,
+    pub(crate) pg: PgId,
     pub(crate) target: Target,
     /// The stripe of the part; 0 for a sync, which has no stripe.
     pub(crate) stripe: StripeIndex,
@@ -40,6 +40,10 @@ pub(crate) struct Part {
     pub(crate) mismatch_count: u32,
     /// Whether the part is a change that was sent at least once without receiving an answer.
     pub(crate) is_astray: bool,
+    /// Whether the part is a change that may have happened: it went astray, or its epoch ended.
+    pub(crate) may_have_happened: bool,
+    /// Why the part was refused last.
+    pub(crate) refusal: Option<String>,
     /// Number of bytes that the part counts toward the bound of its volume.
     pub(crate) weight: u64,
     /// Whether the part is a change that may be acknowledged before it is durable.
@@ -129,14 +133,62 @@ pub(crate) enum Stage {
 }
 
 impl Part {
+    /// Creates a part that has not been sent.
+    pub(crate) fn new(
+        request: RequestKey,
+        volume: VolumeHandle,
+        pg: PgId,
+        target: Target,
+        stripe: StripeIndex,
+        work: Work,
+    ) -> Part {
+        Part {
+            request,
+            volume,
+            index: 0,
+            pg,
+            target,
+            stripe,
+            work,
+            stage: Stage::Held,
+            delay: RETRY_DELAY_MIN,
+            mismatch_count: 0,
+            is_astray: false,
+            may_have_happened: false,
+            refusal: None,
+            weight: 0,
+            lazy: false,
+            is_replay: false,
+            is_direct: false,
+            asks_primary: false,
+            passes_gate: false,
+        }
+    }
+
     /// Whether the part changes its stripe and must therefore be ordered with the other writes of the stripe.
     pub(crate) fn changes_stripe(&self) -> bool {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
     }
 
-    /// Whether the part changes anything: if its answer is lost, it may still be carried out later.
-    pub(crate) fn changes(&self) -> bool {
+    /// Whether the part was sent and has no answer, and what was sent changes something: it may happen at any
+    /// time.
+    pub(crate) fn may_happen(&self) -> bool {
+        let is_sent = matches!(self.stage, Stage::Sent { .. });
+        is_sent
+            && !matches!(self.work, Work::Patch(Patch { step: PatchStep::Read, .. }))
+            && self.changes()
+    }
+
+    /// Whether the part changes anything.
+    fn changes(&self) -> bool {
         self.changes_stripe() || matches!(self.work, Work::Mutate { .. })
+    }
+
+    /// Notes that no answer to what was sent will come. Requires: the part is still in the stage in which it
+    /// waited for the answer.
+    pub(crate) fn on_answer_lost(&mut self) {
+        self.is_astray |= self.may_happen();
+        self.may_have_happened |= self.is_astray;
     }
 
     /// Whether the part only reads its stripe.

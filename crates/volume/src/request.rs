@@ -10,6 +10,7 @@ use format::wire::Payload;
 
 use crate::cut::{self, Cut, StripeSize};
 use crate::part::Work;
+use crate::queue::Turn;
 use crate::replay::Replay;
 use crate::routes::Target;
 use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
@@ -20,6 +21,8 @@ pub(crate) struct Request {
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) progress: Progress,
+    /// The age of the request, by which it waits to be cut.
+    pub(crate) turn: Turn,
     /// Number of parts cut so far.
     pub(crate) part_count: u32,
     /// Number of parts that were cut and have not ended.
@@ -28,6 +31,8 @@ pub(crate) struct Request {
     pub(crate) failure: Option<VolumeError>,
     /// Whether the answer was returned to the user; the request stays until its sent parts have ended.
     pub(crate) answered: bool,
+    /// Whether a part changed something.
+    pub(crate) has_changed: bool,
     /// When the request times out; for a paused replay: when the next pass begins.
     pub(crate) deadline: Option<Time>,
 }
@@ -113,10 +118,12 @@ impl Request {
             id: None,
             volume,
             progress,
+            turn: Turn::NONE,
             part_count: 0,
             parts_open: 0,
             failure: None,
             answered: true,
+            has_changed: false,
             deadline: None,
         }
     }
@@ -132,6 +139,14 @@ impl Request {
             self.progress,
             Progress::Write { durable: false, .. } | Progress::Zero { durable: false, .. }
         )
+    }
+
+    /// Returns the range that is not cut yet, in bytes within the volume, if the request changes it.
+    pub(crate) fn rest_to_change(&self) -> Option<Range<u64>> {
+        match &self.progress {
+            Progress::Write { rest, .. } | Progress::Zero { rest, .. } => Some(rest.clone()),
+            _ => None,
+        }
     }
 
     /// Whether the request is completely cut into parts.
@@ -169,6 +184,45 @@ impl Request {
                 next.map_or(0, |pgs| list.names.size() + list.page_size_max * pgs.len() as u64)
             }
             Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
+        }
+    }
+
+    /// Returns the target of the next part, for the image with this seed (`None`: for an object pool). Of
+    /// several PGs whose order does not matter, one is taken that `has_room`, if there is one. Requires: as for
+    /// [`Request::cut`].
+    pub(crate) fn next_target(
+        &mut self,
+        stripe_size: StripeSize,
+        seed: Option<ImageId>,
+        has_room: impl Fn(u32) -> bool,
+    ) -> Target {
+        match &mut self.progress {
+            Progress::Read { rest, .. }
+            | Progress::Write { rest, .. }
+            | Progress::Zero { rest, .. }
+            | Progress::Extents { rest, .. } => {
+                let stripe = cut::first_piece(Cut::Stripes, rest.clone(), stripe_size).stripe;
+                Target::Hash(stripe_hash(seed.expect("only a volume has stripes"), stripe))
+            }
+            Progress::Flush(Flush::Rest { pgs, .. }) => {
+                if let Some(place) = pgs.iter().rposition(|pg| has_room(*pg)) {
+                    let last = pgs.len() - 1;
+                    pgs.swap(place, last);
+                }
+                Target::Pg(*pgs.last().expect("something is left"))
+            }
+            Progress::Objects { target, .. } => *target,
+            Progress::List(list) => {
+                let groups = list.groups.as_mut().expect("they are determined");
+                if let Some(place) = groups.iter().rposition(|group| has_room(group[0])) {
+                    let last = groups.len() - 1;
+                    groups.swap(place, last);
+                }
+                Target::Pg(groups.last().expect("something is left")[0])
+            }
+            Progress::Flush(Flush::Undecided) | Progress::Replay(_) => {
+                unreachable!("neither is cut")
+            }
         }
     }
 

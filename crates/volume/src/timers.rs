@@ -18,6 +18,8 @@ pub(crate) enum Timer {
     Part(PartKey),
     /// A request times out; for a paused replay: the next pass begins.
     Request(RequestKey),
+    /// Check which PGs answer.
+    Stalls(VolumeHandle),
     /// An attach times out.
     Open(VolumeHandle),
     /// A closing volume stops waiting for answers.

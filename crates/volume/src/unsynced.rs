@@ -25,6 +25,8 @@ pub(crate) struct Unsynced {
     kept: BTreeMap<(StripeIndex, u32), Kept>,
     /// Acknowledged changes that no sync covers, oldest first: (the volume's count, bytes).
     acknowledged: VecDeque<(u64, u64)>,
+    /// The sum of these bytes.
+    acknowledged_bytes: u64,
     /// Whether a change ended without an answer. The change may have overwritten kept content, and a replay
     /// would undo it after a reader saw it. So nothing else is sent to the PG before a sync.
     pub(crate) is_unsure: bool,
@@ -111,6 +113,7 @@ impl Unsynced {
             epoch,
             kept: BTreeMap::new(),
             acknowledged: VecDeque::new(),
+            acknowledged_bytes: 0,
             is_unsure: false,
             gate: None,
             waiting: Vec::new(),
@@ -120,6 +123,11 @@ impl Unsynced {
     /// Whether a request that carries this epoch may be sent to the PG.
     pub(crate) fn is_level(&self, epoch: Epoch) -> bool {
         self.gate.is_none() && !self.is_unsure && self.epoch == epoch
+    }
+
+    /// Returns the number of bytes of the changes that no sync covers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.acknowledged_bytes
     }
 
     /// Whether syncs cover all changes, so that there is nothing to replay.
@@ -156,6 +164,7 @@ impl Unsynced {
             Content::Data { data, .. } => data.len() as u64,
         };
         self.acknowledged.push_back((count, bytes));
+        self.acknowledged_bytes += bytes;
         self.kept.insert((stripe, range.start), Kept { end: range.end, content, count, epoch });
         bytes
     }
@@ -194,6 +203,7 @@ impl Unsynced {
             bytes += more;
         }
         self.kept.retain(|_, kept| kept.count > covers);
+        self.acknowledged_bytes -= bytes;
         bytes
     }
 

@@ -1,23 +1,19 @@
 //! A volume or object pool opened by the user: its attachment, its requests in flight, and its writes that are not durable.
 //!
 //! Invariants
-//!   1. The parts in flight stay within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; a single part may
-//!      exceed the limit of bytes.
+//!   1. What is in flight is bounded, for the whole and for each PG (`windows`).
 //!   2. `undurable` lists every PG with an acknowledged write that was not durable and that no sync
 //!      has covered.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, PgId, Time};
 
 use crate::Attached;
+use crate::queue::Queue;
 use crate::table::{PartKey, RequestKey};
 use crate::unsynced::Unsynced;
-
-/// Maximum number of parts of one volume in flight at a time.
-pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
-/// Maximum number of bytes of one volume in flight at a time; a single part may exceed the limit.
-pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
+use crate::windows::Windows;
 
 /// How long a closing volume waits for answers to sent requests.
 pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
@@ -33,11 +29,16 @@ pub(crate) struct Volume {
     pub(crate) closing: Option<Closing>,
     /// When the attach times out.
     pub(crate) open_deadline: Option<Time>,
-    /// Requests that are not completely cut into parts, in the order they arrived.
-    pub(crate) pending: VecDeque<RequestKey>,
+    /// Requests that are not completely cut into parts.
+    pub(crate) queue: Queue,
     pub(crate) request_count: usize,
+    /// Number of parts in flight, and of parts of replays.
     pub(crate) part_count: usize,
     pub(crate) byte_count: u64,
+    /// What is in flight, by PG, without replays.
+    pub(crate) windows: Windows,
+    /// When PGs are checked next for whether they answer.
+    pub(crate) stall_check: Option<Time>,
     /// PGs with acknowledged writes that were not durable, with the number of the last one (see
     /// `undurable_count`).
     pub(crate) undurable: BTreeMap<PgId, u64>,
@@ -52,8 +53,8 @@ pub(crate) struct Volume {
     /// In a lazy volume: reads that wait because an overlapping change was sent before them and received no
     /// answer.
     pub(crate) held_reads: Vec<PartKey>,
-    /// The sync that the core began on its own, until the sync has ended.
-    pub(crate) own_sync: Option<RequestKey>,
+    /// The syncs that the core began on its own, each of one PG, until they have ended.
+    pub(crate) own_syncs: BTreeMap<PgId, RequestKey>,
     /// Whether this session has synced every PG of the image.
     pub(crate) synced_all: bool,
     /// Whether a change was abandoned without an answer: it may still reach the OSD.
@@ -109,17 +110,19 @@ impl Volume {
             attachment: Attachment::Opening { ask },
             closing: None,
             open_deadline,
-            pending: VecDeque::new(),
+            queue: Queue::default(),
             request_count: 0,
             part_count: 0,
             byte_count: 0,
+            windows: Windows::default(),
+            stall_check: None,
             undurable: BTreeMap::new(),
             undurable_count: 0,
             unsynced: BTreeMap::new(),
             unsynced_bytes: 0,
             told_waiting: 0,
             held_reads: Vec::new(),
-            own_sync: None,
+            own_syncs: BTreeMap::new(),
             synced_all: false,
             has_unanswered: false,
             last_number: 0,
@@ -155,10 +158,24 @@ impl Volume {
         self.attached().is_some_and(|attached| attached.lazy)
     }
 
-    /// Whether a replay waits for space in its PG.
-    pub(crate) fn waits_for_room(&self) -> bool {
-        let mut gates = self.unsynced.values().filter_map(|unsynced| unsynced.gate);
-        gates.any(|gate| gate.waits_for_room)
+    /// Whether a replay of this PG waits for space.
+    pub(crate) fn waits_for_room(&self, pg: PgId) -> bool {
+        let gate = self.unsynced.get(&pg).and_then(|unsynced| unsynced.gate);
+        gate.is_some_and(|gate| gate.waits_for_room)
+    }
+
+    /// Returns the number of bytes that are kept of a PG.
+    pub(crate) fn kept_bytes(&self, pg: PgId) -> u64 {
+        self.unsynced.get(&pg).map_or(0, Unsynced::bytes)
+    }
+
+    /// Returns the PGs of which something is kept, and for which no sync of the core is under way.
+    pub(crate) fn unsynced_pgs(&self) -> Vec<PgId> {
+        let kept = self
+            .unsynced
+            .iter()
+            .filter(|(pg, unsynced)| unsynced.bytes() > 0 && !self.own_syncs.contains_key(pg));
+        kept.map(|(pg, _)| *pg).collect()
     }
 
     /// Returns the number of bytes that replays must write but have no space for.
@@ -168,11 +185,5 @@ impl Volume {
             Some(unsynced.bytes_before(gate.epoch))
         };
         self.unsynced.values().filter_map(of_pg).sum()
-    }
-
-    /// Whether one more part of this weight may be sent.
-    pub(crate) fn has_room(&self, weight: u64) -> bool {
-        let fits = self.byte_count + weight <= BYTES_IN_FLIGHT_MAX;
-        self.part_count < PARTS_IN_FLIGHT_MAX && (fits || self.part_count == 0)
     }
 }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::fio::Fio;
 use crate::harness::{Cluster, Directory, run, wait_for};
+use crate::replication::{start_osd, stop_osd};
 use crate::scrub::scrub;
 
 /// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
@@ -808,4 +809,53 @@ fn records_that_rot_on_one_osd_are_replaced_by_those_of_another() {
     cluster.run(&["osd", "stop", "3"]);
     // Volumes have fewer copies: some of their PGs wait.
     kept.check(&cluster);
+}
+
+#[test]
+fn pgs_that_cannot_answer_stop_no_other_one_of_their_pool() {
+    // With one copy, the PGs of a stopped OSD have nobody else.
+    let cluster = with_objects_on("object-windows", "3", "1");
+    let pool = open(&cluster);
+    let names = (0..100).filter_map(|number| Name::new(format!("o{number}").as_bytes()));
+    let by_pg: BTreeMap<u32, Name> = names.map(|name| (pool.pg_of(&name), name)).collect();
+    assert_eq!(by_pg.len(), 8, "each PG has one");
+    let put = |byte| vec![ObjectChange::Put(vec![byte; 100])];
+    for name in by_pg.values() {
+        block_on(pool.change(name, put(1))).expect("all is well");
+    }
+    stop_osd(&cluster, 1);
+    let limited = pool.within(Duration::from_secs(2));
+    let (live, silent): (Vec<&Name>, Vec<&Name>) =
+        by_pg.values().partition(|name| match block_on(limited.change(name, put(2))) {
+            Ok(_) => true,
+            Err(ObjectError::Unavailable { why }) => {
+                assert!(why.contains("PG "), "{why}");
+                false
+            }
+            Err(error) => panic!("{error:?}"),
+        });
+    assert!(!live.is_empty() && !silent.is_empty(), "{live:?} {silent:?}");
+    // More requests than a client has in flight wait for PGs that do not answer.
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut stuck: Vec<_> =
+        (0..1000).map(|turn| Box::pin(pool.change(silent[turn % silent.len()], put(3)))).collect();
+    for request in &mut stuck {
+        assert!(request.as_mut().poll(&mut context).is_pending());
+    }
+    for turn in 0..100 {
+        let name = live[turn % live.len()];
+        block_on(limited.change(name, put(4))).expect("it goes on");
+    }
+    let refused = block_on(limited.change(silent[0], put(5)));
+    assert!(matches!(refused, Err(ObjectError::Unavailable { .. })), "{refused:?}");
+    // What nobody waits for does not happen.
+    drop(stuck.split_off(silent.len()));
+    start_osd(&cluster, 1);
+    for request in stuck {
+        block_on(request).expect("it happens");
+    }
+    for name in &silent {
+        let (_, data) = block_on(pool.get(name)).expect("readable").expect("there");
+        assert_eq!(data, [3; 100]);
+    }
 }

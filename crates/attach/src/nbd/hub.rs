@@ -664,7 +664,10 @@ impl Hub {
         client.on_begin(weight);
         let cookie = request.cookie;
         let id = self.requests.begin(Running { connection, cookie, weight, wanted });
-        self.tell_core(now, CoreEvent::Request { id, volume: handle, operation }, effects);
+        // A disk waits for as long as the session lasts.
+        let deadline = None;
+        let event = CoreEvent::Request { id, volume: handle, operation, deadline };
+        self.tell_core(now, event, effects);
     }
 
     fn on_done(

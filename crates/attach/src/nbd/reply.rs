@@ -136,7 +136,8 @@ fn errno_of(error: &VolumeError) -> Errno {
     match error {
         VolumeError::Full => Errno::NoSpace,
         VolumeError::Damaged
-        | VolumeError::TimedOut
+        | VolumeError::Unavailable { .. }
+        | VolumeError::Unknown
         | VolumeError::Invalid { .. }
         | VolumeError::Asserted { .. }
         | VolumeError::TooLarge { .. } => Errno::Io,
@@ -252,7 +253,8 @@ mod tests {
             (VolumeError::ReadOnly, 1),
             (VolumeError::OutOfRange, 22),
             (VolumeError::Ended, 108),
-            (VolumeError::TimedOut, 5),
+            (VolumeError::Unavailable { why: "PG 1.3 has no primary".to_string() }, 5),
+            (VolumeError::Unknown, 5),
         ];
         for (error, number) in numbers {
             let bytes = bytes_of(&replies.error(false, 7, &error));

@@ -81,7 +81,7 @@ pub(super) enum End {
         step: usize,
         version: Version,
     },
-    /// It was refused for want of space, or because it is too large.
+    /// It was refused for want of space, or because it is too large, or given up before it could happen.
     Refused,
     /// It may have been carried out or not.
     Unsure,
@@ -183,6 +183,11 @@ impl ObjectHistory {
     /// Records that an operation is sent. Returns whether it was sent before.
     pub fn sent(&mut self, session: SessionId, number: u64, sent: &[u8]) -> Result<bool, String> {
         if let Some(ask) = self.sent.get(&(session, number)) {
+            if let Some((_, end)) = &self.asks[*ask].end {
+                return Err(format!(
+                    "number {number} of {session} is sent again, but it is {end:?}"
+                ));
+            }
             return match &self.asks[*ask].what {
                 What::Change { bytes, .. } if bytes == sent => Ok(true),
                 _ => Err(format!("number {number} of session {session} names two operations")),
@@ -258,14 +263,17 @@ impl ObjectHistory {
             (What::Change { .. }, Err(VolumeError::Asserted { object, step, version })) => {
                 End::Asserted { object: object.into(), step: step.into(), version }
             }
-            (What::Change { .. }, Err(VolumeError::Full)) => End::Refused,
+            (What::Change { .. }, Err(VolumeError::Full | VolumeError::Unavailable { .. })) => {
+                End::Refused
+            }
             // Those of several objects keep all data in heads.
             (What::Change { operation, .. }, Err(VolumeError::TooLarge { .. }))
                 if operation.objects.len() > 1 =>
             {
                 End::Refused
             }
-            (_, Err(VolumeError::Ended | VolumeError::TimedOut)) => End::Unsure,
+            (What::Look(_), Err(VolumeError::Ended | VolumeError::Unavailable { .. }))
+            | (What::Change { .. }, Err(VolumeError::Ended | VolumeError::Unknown)) => End::Unsure,
             (What::Look(look), Ok(Answer::Looked(bytes))) => {
                 let answers = decode_answers(&bytes.into()).ok_or("answers cannot be decoded")?;
                 if answers.len() != look.reads.len() {
@@ -293,7 +301,7 @@ impl ObjectHistory {
     ) -> Result<usize, String> {
         let (pages, refused) = match result {
             Ok(Answer::Listed { pages, refused }) => (pages, refused),
-            Err(VolumeError::Ended | VolumeError::TimedOut) => {
+            Err(VolumeError::Ended | VolumeError::Unavailable { .. }) => {
                 looks.iter().for_each(|number| self.ends(*number, to, End::Unsure));
                 return Ok(0);
             }

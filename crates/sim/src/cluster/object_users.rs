@@ -203,7 +203,8 @@ impl World {
         let (number, bytes) = pool.history.ask_change(session, operation, from);
         pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Mutate { hash, operation: bytes };
-        self.apply_client(client, Event::Request { id, volume: handle, operation })
+        let deadline = self.draw_deadline(client);
+        self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
     }
 
     fn ask_look(
@@ -223,7 +224,8 @@ impl World {
         let number = pool.history.ask_look(session, pg, look, from);
         pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Look { at, reads, answers_size_max };
-        self.apply_client(client, Event::Request { id, volume: handle, operation })
+        let deadline = self.draw_deadline(client);
+        self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
     }
 
     fn ask_list(
@@ -244,7 +246,8 @@ impl World {
             page_size_max: query.answer_size_max() as u64,
             pgs_max: pool.random.range(1..query.pgs_max() as u64 + 1) as usize,
         };
-        self.apply_client(client, Event::Request { id, volume: handle, operation })
+        let deadline = self.draw_deadline(client);
+        self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
     }
 
     /// Handles the answer to the opening of a pool. Returns whether it was the object pool.
@@ -311,10 +314,15 @@ impl World {
                 self.tally.faults.add("pool full", 1);
             }
             Err(VolumeError::Full) => return Err("an object pool is full that has room".into()),
-            Err(VolumeError::TimedOut) if self.plan.patience.is_some() => {
+            Err(VolumeError::Unknown) if self.plan.patience.is_some() => {
                 self.tally.faults.add("operation given up by its client", 1);
             }
-            Err(VolumeError::TimedOut) => return Err("an operation on objects timed out".into()),
+            Err(VolumeError::Unavailable { .. }) if self.plan.patience.is_some() => {
+                self.tally.faults.add("operation given up before it could happen", 1);
+            }
+            Err(VolumeError::Unknown | VolumeError::Unavailable { .. }) => {
+                return Err("an operation on objects was given up".into());
+            }
             Err(VolumeError::Ended) => {
                 self.tally.faults.add("session ended", 1);
                 let pool = self.objects.as_mut().expect("it was asked");

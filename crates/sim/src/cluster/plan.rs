@@ -63,7 +63,7 @@ pub struct Plan {
     pub think: u64,
     /// The weights of the operations: read, write, unaligned write, discard, flush, extents.
     pub weights: [u32; 6],
-    /// How long clients retry an operation, in milliseconds. `None`: for ever.
+    /// How long clients retry an attach, and at most an operation, in milliseconds. `None`: for ever.
     pub patience: Option<u64>,
     /// The mean time of a disk operation, in nanoseconds.
     pub disk_latency: u64,

@@ -2,7 +2,9 @@
 
 use base::{ConnectionId, PgId, SessionId};
 use cluster::message::{FromMonitor, ToMonitor};
-use format::wire::{Change, LeaseMessage, Member, Message, Outcome, PeerBody, PeerMessage};
+use format::wire::{
+    Change, LeaseMessage, Member, Message, Op, Outcome, PeerBody, PeerMessage, Request,
+};
 
 use super::grants::{Holder, Pair};
 use super::net::EndId;
@@ -162,12 +164,26 @@ impl World {
         })
     }
 
+    /// Checks that no write is sent whose client was told that its outcome is unknown. Kept writes may be: their
+    /// answers came later. So may patched units, which have bytes of several writes.
+    fn judge_sending(&self, request: &Request) -> Result<(), String> {
+        let Op::Write { place, offset, data, expected: None, lazy: false, .. } = &request.op else {
+            return Ok(());
+        };
+        let volume = self.requests.volume_of(request.session).map(|index| &self.volumes[index]);
+        match volume.is_some_and(|volume| volume.is_unknown(place.stripe, *offset, data)) {
+            true => Err(format!("a write is sent whose outcome was told as unknown: {place:?}")),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that no request is executed in an epoch other than its own, or by an OSD whose map is
     /// older than the client's.
     pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
         let reply = match message {
             Message::Request(request) => {
                 self.requests.on_sent(request);
+                self.judge_sending(request)?;
                 return self.note_mutation(request);
             }
             Message::Reply(reply) => reply,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use base::{PoolId, SessionId, UNIT_SIZE};
+use base::{Duration, PoolId, SessionId, Time, UNIT_SIZE};
 use format::disk::BlockKey;
 use volume::{
     Answer, Attached, Effect, Event, Operation, Piece, RequestId, VolumeError, VolumeHandle,
@@ -390,7 +390,24 @@ impl World {
         let asked_at = self.now;
         let open = Open { handle, volume, session, opened, work, from, fault_count, asked_at };
         self.clients[index].open.insert(id, open);
-        self.apply_client(index, Event::Request { id, volume: handle, operation })
+        let deadline = self.draw_deadline(index);
+        self.apply_client(index, Event::Request { id, volume: handle, operation, deadline })?;
+        // Its future is dropped at once, or it waits.
+        match deadline.is_some() && self.work.chance(Chance::percent(1)) {
+            true => self.apply_client(index, Event::Cancel { id }),
+            false => Ok(()),
+        }
+    }
+
+    /// Draws until when a client waits for an answer, by its clock.
+    pub(super) fn draw_deadline(&mut self, index: usize) -> Option<Time> {
+        let patience = self.plan.patience?;
+        if !self.work.chance(Chance::percent(70)) {
+            return None;
+        }
+        // Some give up before an answer can come.
+        let limit = self.work.scale(1..patience + 1);
+        Some(self.local(Process::Client(index)) + Duration::from_millis(limit))
     }
 
     pub(super) fn client_effect(&mut self, index: usize, effect: Effect) -> Result<(), String> {
@@ -571,15 +588,24 @@ impl World {
                     self.due.to_close.push((index, handle));
                 }
             }
-            VolumeError::TimedOut if self.plan.patience.is_some() => {
+            VolumeError::Unavailable { .. } if self.plan.patience.is_some() => {
+                self.tally.faults.add("operation given up before it could happen", 1);
+            }
+            VolumeError::Unknown
+                if self.plan.patience.is_some() && matches!(work, Work::Change { .. }) =>
+            {
                 self.tally.faults.add("operation given up by its client", 1);
             }
             _ => return Err(format!("an operation failed: {error}")),
         }
         if let Work::Change { id } = work {
-            // Parts of an operation that timed out may still be in transit.
-            if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
-                self.volumes[volume].failed(*id, to);
+            let volume = &mut self.volumes[volume];
+            match error {
+                // Parts may still be in transit.
+                VolumeError::Ended => {}
+                VolumeError::Unknown => volume.unknown(*id),
+                VolumeError::Unavailable { .. } => volume.never_happens(*id),
+                _ => volume.failed(*id, to),
             }
         }
         Ok(())

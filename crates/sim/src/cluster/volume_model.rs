@@ -7,7 +7,7 @@ mod change;
 mod fences;
 mod lazy;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
@@ -185,7 +185,53 @@ impl Volume {
         pieces: Range<u64>,
         from: Moment,
     ) {
-        self.open.insert(id, Change { by, value, from, pieces });
+        let change =
+            Change { by, value, from, pieces, is_unknown: false, over_in: BTreeSet::new() };
+        self.open.insert(id, change);
+    }
+
+    /// Records that the client was told that the outcome of a change is unknown: it may take effect until a
+    /// later change of the same session has taken effect, which waits until the unknown one has ended.
+    pub fn unknown(&mut self, id: ChangeId) {
+        if let Some(change) = self.open.get_mut(&id) {
+            change.is_unknown = true;
+        }
+    }
+
+    /// Records that the client was told that a change has not taken effect, and never will.
+    pub fn never_happens(&mut self, id: ChangeId) {
+        self.open.remove(&id);
+        self.never_answered(id);
+    }
+
+    /// Returns whether these bytes of a stripe were written by a change of which the client was told that the
+    /// outcome is unknown.
+    pub fn is_unknown(&self, stripe: StripeIndex, offset: u32, bytes: &[u8]) -> bool {
+        let first = u64::from(stripe.get()) * self.shape.stripe_units * PIECE_COUNT;
+        let at = first + u64::from(offset) / PIECE_SIZE;
+        let value = pattern::value_of(&bytes[..PIECE_SIZE as usize], self.place(at));
+        value.and_then(|value| self.open.get(&value)).is_some_and(|change| change.is_unknown)
+    }
+
+    /// Closes unknown changes that this one, which took effect by `to`, has followed.
+    fn follow(&mut self, next: &Change, to: Moment) {
+        let is_earlier =
+            |change: &Change| change.is_unknown && change.by == next.by && change.from < next.from;
+        let ids = self.open.iter().filter(|(_, change)| is_earlier(change)).map(|(id, _)| *id);
+        for id in ids.collect::<Vec<_>>() {
+            let change = self.open[&id].clone();
+            let start = change.pieces.start.max(next.pieces.start);
+            let both = start..change.pieces.end.min(next.pieces.end).max(start);
+            let registers = Volume::registers_in(&both);
+            let open = registers.filter(|register| self.is_open_at(&change, *register));
+            for register in open.collect::<Vec<_>>() {
+                let history = self.registers.entry(register).or_default();
+                history.failed_write(change.value, change.from, to);
+                history.replaced(change.value, to);
+                let open = self.open.get_mut(&id).expect("listed just now");
+                open.over_in.insert(register);
+            }
+        }
     }
 
     /// Returns the range of an unanswered change.
@@ -197,6 +243,7 @@ impl Volume {
     pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
+        self.follow(&change, to);
         for register in Volume::registers_in(&change.pieces) {
             let is_open = self.is_open_at(&change, register);
             let history = self.registers.entry(register).or_default();
@@ -431,6 +478,34 @@ mod tests {
         volume.done(6, 4, false);
         assert_eq!(volume.read(0, &mixed, 5, 6), Ok(()));
         assert_eq!(volume.check(), Ok(()));
+    }
+
+    #[test]
+    fn an_unknown_change_takes_effect_until_a_later_one_of_its_session_has() {
+        for (at, value, is_good) in
+            [(5, 5, true), (5, 6, true), (7, 6, true), (7, 5, false), (7, 0, false)]
+        {
+            let mut volume = volume();
+            let session = SessionId::new(3);
+            volume.ask(5, session, 5, 64..72, 1);
+            volume.unknown(5);
+            assert!(volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 5)));
+            volume.ask(6, session, 6, 64..72, 2);
+            assert!(!volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 6)));
+            volume.done(6, 6, false);
+            let found = if value == 0 { vec![0; 4096] } else { bytes(&volume, 64, 8, value) };
+            volume.read(64, &found, at, at + 1).expect("its form is good");
+            assert_eq!(volume.check().is_ok(), is_good, "{value} at {at}");
+        }
+    }
+
+    #[test]
+    fn what_never_happens_is_not_read() {
+        let mut volume = volume();
+        volume.ask(5, SessionId::ZERO, 5, 64..72, 1);
+        volume.never_happens(5);
+        volume.read(64, &bytes(&volume, 64, 8, 5), 3, 4).expect("its form is good");
+        assert!(volume.check().is_err());
     }
 
     #[test]

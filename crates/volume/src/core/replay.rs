@@ -20,9 +20,9 @@ use base::planted::{self, Bug};
 use base::{PgId, StripeIndex, Time};
 
 use super::ClientCore;
-use crate::part::{Part, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Stage, Work};
+use crate::part::{Part, RETRY_DELAY_MAX, Stage, Work};
 use crate::replay::Replay;
-use crate::request::{Flush, Found, Progress, Request};
+use crate::request::{Found, Progress, Request};
 use crate::routes::{Route, Target};
 use crate::table::{PartKey, RequestKey};
 use crate::timers::Timer;
@@ -158,25 +158,8 @@ impl ClientCore {
         request.parts_open += 1;
         let volume = request.volume;
         self.volumes.get_mut(&volume).expect("it outlives its requests").part_count += 1;
-        let part = self.parts.insert(Part {
-            request: key,
-            volume,
-            index: 0,
-            pool: pg.pool,
-            target: Target::Pg(pg.number),
-            stripe,
-            work,
-            stage: Stage::Held,
-            delay: RETRY_DELAY_MIN,
-            mismatch_count: 0,
-            is_astray: false,
-            weight: 0,
-            lazy: true,
-            is_replay: true,
-            is_direct: false,
-            asks_primary: false,
-            passes_gate: false,
-        });
+        let part = Part::new(key, volume, pg, Target::Pg(pg.number), stripe, work);
+        let part = self.parts.insert(Part { lazy: true, is_replay: true, ..part });
         self.make_ready(part);
     }
 
@@ -202,7 +185,7 @@ impl ClientCore {
         let until = now + replay.delay;
         replay.delay = replay.delay.doubled_up_to(RETRY_DELAY_MAX);
         request.deadline = Some(until);
-        let handle = request.volume;
+        let (handle, pg) = (request.volume, replay.pg);
         let waiting = unsynced.waiting.clone();
         self.timers.arm(until, Timer::Request(key));
         let mut refused = BTreeSet::new();
@@ -228,7 +211,8 @@ impl ClientCore {
             self.fail(now, request, VolumeError::Full, effects);
         }
         self.tell_waiting(handle, effects);
-        // Writes that wait for space in the buffer of kept writes fail, too.
+        // Writes of the PG that wait for space in the buffer of kept writes fail, too.
+        self.volumes.get_mut(&handle).expect("looked at above").queue.wake_all(pg);
         self.touched.push(handle);
     }
 
@@ -314,11 +298,7 @@ impl ClientCore {
     /// Ends a request of the core itself, together with its parts.
     pub(crate) fn drop_request(&mut self, key: RequestKey) {
         for part in self.parts_where(|part| part.request == key) {
-            self.detach(part);
-            let part = self.parts.remove(part);
-            let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
-            volume.part_count -= 1;
-            volume.byte_count -= part.weight;
+            self.remove_part(part);
         }
         self.forget_request(key);
     }
@@ -354,9 +334,8 @@ impl ClientCore {
         assert!(unsynced.is_of(epoch), "older answers are left with their connections");
         let count = volume.undurable_count;
         volume.unsynced_bytes += unsynced.acknowledge(epoch, part.stripe, range, content, count);
-        if volume.unsynced_bytes * 2 >= self.settings.unsynced_size_max {
-            self.begin_sync(self.parts[key].volume);
-        }
+        let handle = part.volume;
+        self.sync_if_half_full(handle, pg);
     }
 
     /// Handles the end of a sync of the PG. The sync covers the acknowledgements up to the count `covers`.
@@ -377,42 +356,11 @@ impl ClientCore {
     /// then on neither a replay nor a power loss may undo it. So its PG is synced before anything else is
     /// sent to the PG.
     pub(crate) fn ended_unanswered(&mut self, part: &Part) {
-        let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
+        let pg = part.pg;
         let Some(epoch) = self.routes.epoch(pg) else { return };
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         if volume.is_lazy() {
             volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch)).is_unsure = true;
         }
-    }
-
-    /// Begins a sync on behalf of the core itself, ahead of all waiting requests. Returns false if such a
-    /// sync is under way.
-    pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
-        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
-        if volume.own_sync.is_some() {
-            return false;
-        }
-        let request = self.requests.insert(Request::own(handle, Progress::Flush(Flush::Undecided)));
-        volume.own_sync = Some(request);
-        volume.request_count += 1;
-        volume.pending.push_front(request);
-        self.touched.push(handle);
-        true
-    }
-
-    /// Whether the buffer of kept changes has room for `weight` more bytes. If not, a sync is under way or a
-    /// change is in flight.
-    pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
-        let volume = &self.volumes[&handle];
-        // Changes in flight may have to be kept, too.
-        let sum = volume.unsynced_bytes + volume.byte_count + weight;
-        let is_empty = volume.unsynced_bytes == 0 && volume.part_count == 0;
-        if is_empty || sum <= self.settings.unsynced_size_max {
-            return true;
-        }
-        if volume.unsynced_bytes > 0 {
-            self.begin_sync(handle);
-        }
-        false
     }
 }

@@ -92,6 +92,7 @@ impl ClientCore {
                     return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
                 self.on_acknowledged(key, durable);
+                self.requests[self.parts[key].request].has_changed = true;
                 self.end_part(now, key, Found::Nothing, effects);
             }
             (Work::Extents { range }, Outcome::Extents { bitmap })
@@ -139,6 +140,10 @@ impl ClientCore {
         };
         let is_direct = part.is_direct;
         part.asks_primary |= is_direct;
+        // The PG may have carried it out when its epoch ended. All other refusals come before it begins.
+        let is_sure = !matches!(refusal, Refusal::Stale(_) | Refusal::Corrupted);
+        part.may_have_happened |= !is_sure && part.may_happen();
+        part.refusal = Some(refusal.to_string());
         match refusal {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);

@@ -6,6 +6,7 @@
 //!   1. A part waits for an answer on one connection at a time, and each send uses a new sequence number.
 //!   2. A request carries the newest known epoch of its PG.
 
+use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, Incarnation, OsdId, PgId, Time};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{Message, Request};
@@ -28,11 +29,12 @@ impl ClientCore {
         let part = &mut self.parts[key];
         part.stage = Stage::Held;
         let passes_gate = std::mem::take(&mut part.passes_gate);
-        if self.requests[part.request].failure.is_some() {
+        let is_repeated = planted::on(Bug::UnknownSentAgain) && part.is_astray;
+        if self.requests[part.request].failure.is_some() && !is_repeated {
             self.end_part(now, key, Found::Nothing, effects);
             return;
         }
-        let Some(route) = self.routes.find(part.pool, part.target) else {
+        let Some(route) = self.routes.find(part.pg.pool, part.target) else {
             part.stage = Stage::Unrouted;
             self.unrouted.push(key);
             return;
@@ -70,7 +72,7 @@ impl ClientCore {
         if part.asks_primary {
             return None;
         }
-        let route = self.routes.find_part(part.pool, part.target, range)?;
+        let route = self.routes.find_part(part.pg.pool, part.target, range)?;
         let link = self.links.to(route.osd);
         match link.state {
             LinkState::Open { .. } => return Some(route),
@@ -96,12 +98,12 @@ impl ClientCore {
         match (&mut part.work, part.target) {
             (Work::Sync { covers }, _) => *covers = volume.undurable_count,
             (Work::Mutate { lowest, .. }, Target::Hash(hash)) => {
-                let hashes = self.routes.hashes_beside(part.pool, hash);
+                let hashes = self.routes.hashes_beside(part.pg.pool, hash);
                 *lowest = volume.lowest_number(hashes.expect("it has a route"));
             }
             (Work::List { beside, .. }, _) => {
                 for (number, epoch) in beside {
-                    let pg = PgId { pool: part.pool, number: *number };
+                    let pg = PgId { pool: part.pg.pool, number: *number };
                     *epoch = self.routes.epoch(pg).unwrap_or(Epoch::ZERO);
                 }
             }
@@ -200,8 +202,7 @@ impl ClientCore {
         self.timers.arm(until, Timer::Link(osd));
         let sent = std::mem::take(&mut link.in_flight);
         for in_flight in sent {
-            let part = &mut self.parts[in_flight.part];
-            part.is_astray |= part.changes();
+            self.parts[in_flight.part].on_answer_lost();
             self.make_ready(in_flight.part);
         }
         self.links.may_rest(osd);
@@ -242,7 +243,7 @@ impl ClientCore {
         let moved = self.parts_where(|part| match part.stage {
             Stage::Sent { osd, pg, epoch, .. } => {
                 // The PG has a new epoch, and the old primary may never answer.
-                let route = routes.find(part.pool, part.target);
+                let route = routes.find(part.pg.pool, part.target);
                 let is_newer = routes.epoch(pg).is_some_and(|known| known > epoch);
                 // In a lazy volume, a replay may have undone the write that an old answer
                 // acknowledges.
@@ -254,8 +255,7 @@ impl ClientCore {
             Stage::Held | Stage::Ready | Stage::Behind(_) => false,
         });
         for key in moved {
-            let part = &mut self.parts[key];
-            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes();
+            self.parts[key].on_answer_lost();
             self.send_again(key);
         }
         self.links.all_may_rest();

@@ -216,7 +216,7 @@ fn a_timed_out_request_keeps_its_place_until_its_parts_have_ended() {
     let sent = world.next();
     world.wait();
     assert_eq!(world.now.as_nanos(), 3_000_000_000);
-    assert_eq!(world.result(first), Err(VolumeError::TimedOut));
+    assert_eq!(world.result(first), Err(VolumeError::Unknown));
     let second = world.write(0, &vec![2; UNIT]);
     assert!(world.asked.is_empty(), "the first may still happen");
     let outcome = world.execute(&sent.1.op);
@@ -237,7 +237,7 @@ fn a_timed_out_write_is_not_sent_again() {
     while world.deadline().is_some() {
         world.wait();
     }
-    assert_eq!(world.result(first), Err(VolumeError::TimedOut));
+    assert_eq!(world.result(first), Err(VolumeError::Unknown));
     world.asked.clear();
     world.break_osd(osd);
     assert_eq!(world.deadline(), None);
@@ -261,7 +261,8 @@ fn a_change_that_may_be_on_its_way_is_told_when_its_session_is_closed() {
             world.finish(id).expect("written, and so what came before it is overtaken");
         } else {
             world.wait();
-            assert_eq!(world.result(id), Err(VolumeError::TimedOut));
+            let is_unknown = world.result(id) == Err(VolumeError::Unknown);
+            assert_eq!(is_unknown, is_write, "a read changes nothing");
             world.break_osd(osd);
         }
         world.apply(Event::Close { volume: VOLUME, patient: false });
@@ -372,4 +373,120 @@ fn a_failed_part_drops_those_that_were_not_sent() {
     assert!(world.asked.is_empty());
     world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
+}
+
+/// Returns why a request was unavailable.
+fn why(result: Result<Answer, VolumeError>) -> String {
+    match result {
+        Err(VolumeError::Unavailable { why }) => why,
+        other => panic!("{other:?} is no reason"),
+    }
+}
+
+fn impatient() -> World {
+    World::attached_with(Some(Duration::from_secs(3)), false)
+}
+
+impl World {
+    /// Waits until a request was answered at its deadline, and refuses what is sent meanwhile.
+    fn wait_and_refuse(&mut self, id: crate::RequestId, refusal: &Refusal) {
+        while !self.done.contains_key(&id) {
+            self.wait();
+            self.connect();
+            while !self.asked.is_empty() && !self.done.contains_key(&id) {
+                self.refuse(refusal.clone());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_change_that_was_never_begun_is_unavailable_and_says_what_it_waited_for() {
+    let mut world = impatient();
+    let id = world.write(0, &[1; UNIT]);
+    world.wait();
+    assert_eq!(why(world.result(id)), "osd.1 is not connected, the primary of PG 1.0");
+    let incomplete = Refusal::Incomplete { why: "osd.3 is away".to_string() };
+    let id = world.write(0, &[1; UNIT]);
+    world.refuse(incomplete.clone());
+    world.wait_and_refuse(id, &incomplete);
+    assert_eq!(why(world.result(id)), "PG 1.0 refused: osd.3 is away");
+    let read = world.read(0, 1);
+    let patch = world.write(10, &[1]);
+    let sent = world.next();
+    let behind = world.write(0, &[2; UNIT]);
+    world.wait();
+    for id in [read, patch] {
+        assert_eq!(why(world.result(id)), "osd.1 has not answered for PG 1.0");
+    }
+    let expected = "an earlier change of the same range has not ended";
+    assert_eq!(why(world.result(behind)), expected);
+    let outcome = world.execute(&sent.1.op);
+    world.reply(&sent, outcome);
+    world.serve();
+    assert_eq!(world.bytes(0, 11), [0; 11], "nothing happens later");
+    assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
+}
+
+#[test]
+fn a_change_whose_epoch_ended_under_way_is_unknown() {
+    let mut world = impatient();
+    let id = world.write(0, &[1; UNIT]);
+    world.refuse(Refusal::Stale(None));
+    world.wait_and_refuse(id, &Refusal::Busy);
+    assert_eq!(world.result(id), Err(VolumeError::Unknown));
+}
+
+#[test]
+fn a_change_of_which_a_part_is_done_is_unknown() {
+    let mut world = impatient();
+    let id = world.write(0, &vec![1; 2 * BLOCK as usize]);
+    world.serve_one();
+    world.refuse(Refusal::Busy);
+    world.wait_and_refuse(id, &Refusal::Busy);
+    assert_eq!(world.result(id), Err(VolumeError::Unknown));
+}
+
+#[test]
+fn a_request_that_nobody_waits_for_is_given_up_at_once() {
+    let mut world = impatient();
+    let sent = world.write(0, &[1; UNIT]);
+    let asked = world.next();
+    let held = world.write(0, &[2; UNIT]);
+    for id in [sent, held, sent] {
+        world.apply(Event::Cancel { id });
+    }
+    assert_eq!(world.result(sent), Err(VolumeError::Unknown));
+    assert!(matches!(world.result(held), Err(VolumeError::Unavailable { .. })));
+    let next = world.write(0, &[3; UNIT]);
+    assert!(world.asked.is_empty(), "the first one may still happen");
+    let outcome = world.execute(&asked.1.op);
+    world.reply(&asked, outcome);
+    assert_eq!(world.finish(next), Ok(Answer::Done));
+    assert_eq!(world.bytes(0, 1), [3]);
+    assert_eq!(world.deadline(), None);
+}
+
+#[test]
+fn what_is_unknown_is_not_sent_again_after_its_connection_was_lost() {
+    let test = || {
+        let mut world = impatient();
+        let id = world.write(0, &[1; UNIT]);
+        let asked = world.next();
+        world.wait();
+        assert_eq!(world.result(id), Err(VolumeError::Unknown));
+        world.break_osd(world.osds[&asked.0]);
+        let next = world.write(0, &[2; UNIT]);
+        world.wait();
+        world.connect();
+        let data = |(_, request): &(base::ConnectionId, format::wire::Request)| match &request.op {
+            Op::Write { data, .. } => data[0],
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(world.asked.iter().map(data).collect::<Vec<_>>(), [2]);
+        assert_eq!(world.finish(next), Ok(Answer::Done));
+    };
+    test();
+    #[cfg(debug_assertions)]
+    assert!(base::planted::fails(base::planted::Bug::UnknownSentAgain, test));
 }

@@ -278,7 +278,7 @@ impl Run {
                 continue;
             }
             change.is_done = true;
-            if self.world.done[&change.id] == Err(VolumeError::TimedOut) {
+            if is_given_up(&self.world.done[&change.id]) {
                 // The change may have taken effect, in part or as a whole.
                 continue;
             }
@@ -310,7 +310,7 @@ impl Run {
         let done: Vec<Flushing> = done;
         for flushing in done {
             let result = self.world.result(flushing.id);
-            if result == Err(VolumeError::TimedOut) {
+            if is_given_up(&result) {
                 continue;
             }
             assert_eq!(result, Ok(Answer::Done));
@@ -332,7 +332,7 @@ impl Run {
     fn judge_reading(&mut self, reading: Reading) {
         let pieces = match self.world.result(reading.id) {
             Ok(Answer::Data(pieces)) => pieces,
-            Err(VolumeError::TimedOut) => return,
+            Err(VolumeError::Unavailable { .. }) => return,
             other => panic!("a read finds data, not {other:?}"),
         };
         let mut bytes = Vec::new();
@@ -393,7 +393,7 @@ impl Run {
     /// The faults stop: everything must finish.
     fn finish(&mut self) {
         self.world.is_full = false;
-        self.world.core.settings.retry_for = None;
+        self.world.patience = None;
         self.end_all();
         self.act(&Action::Read { offset: 0, length: RANGE });
         self.end_all();
@@ -411,6 +411,10 @@ impl Run {
 
 type Asked = (base::ConnectionId, format::wire::Request);
 type Told = Result<format::wire::Outcome, Refusal>;
+
+fn is_given_up(result: &Result<Answer, VolumeError>) -> bool {
+    matches!(result, Err(VolumeError::Unavailable { .. } | VolumeError::Unknown))
+}
 
 impl World {
     /// Executes up to `count` of the waiting requests that carry the current epoch of their PG, without

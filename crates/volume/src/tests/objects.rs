@@ -248,3 +248,33 @@ fn a_pool_that_is_closed_says_whether_a_change_is_on_its_way() {
         assert_eq!(closed, Some(is_lost));
     }
 }
+
+#[test]
+fn an_unknown_mutation_keeps_its_number_open_until_it_has_ended() {
+    for is_lost in [false, true] {
+        let mut world = World::with_objects();
+        world.patience = Some(base::Duration::from_secs(3));
+        let unknown = world.mutate(hash_of(0));
+        let asked = world.next();
+        world.wait();
+        assert_eq!(world.result(unknown), Err(VolumeError::Unknown));
+        world.mutate(hash_of(0));
+        assert_eq!(world.next_mutation(), (0, (2, 1, false)), "it may still happen");
+        world.answer_mutation(12);
+        if is_lost {
+            world.break_osd(osd(1));
+        } else {
+            let version = Version { epoch: Epoch::new(1), counter: 11 };
+            world.reply(&asked, Ok(Outcome::Mutated { version, results: vec![] }));
+        }
+        world.mutate(hash_of(0));
+        while world.asked.is_empty() {
+            world.wait();
+            world.connect();
+        }
+        assert_eq!(world.next_mutation(), (0, (3, 3, false)));
+        world.answer_mutation(13);
+        assert!(world.asked.is_empty(), "it is not sent again");
+        assert!(world.core.volumes[&VOLUME].mutations.is_empty());
+    }
+}

@@ -1,11 +1,11 @@
 //! Tests of requests when nothing fails.
 
-use base::PgId;
+use base::{PgId, StripeIndex};
 use cluster::message::ToMonitor;
-use format::wire::{Op, Outcome, Refusal};
+use format::wire::{Op, Outcome, Refusal, Request};
 
-use super::world::{BLOCK, SESSION, SIZE, UNIT, VOLUME, World};
-use crate::volume::PARTS_IN_FLIGHT_MAX;
+use super::world::{BLOCK, SESSION, SIZE, UNIT, VOLUME, World, pg_number};
+use crate::windows::PARTS_IN_FLIGHT_MAX;
 use crate::{Answer, Event, Extent, Operation, Piece, VolumeError};
 
 #[test]
@@ -232,14 +232,71 @@ fn a_read_only_volume_refuses_changes_and_serves_reads() {
 #[test]
 fn what_is_in_flight_is_bounded_and_the_rest_follows_in_order() {
     let mut world = World::attached();
-    let count = PARTS_IN_FLIGHT_MAX + 10;
-    let ids: Vec<_> = (0..count).map(|_| world.read(0, 1)).collect();
+    // Each PG may have a quarter.
+    for of_pg in [PARTS_IN_FLIGHT_MAX / 4, PARTS_IN_FLIGHT_MAX] {
+        let mut ids = Vec::new();
+        for turn in 0..PARTS_IN_FLIGHT_MAX as u64 + 40 {
+            let block = if of_pg == PARTS_IN_FLIGHT_MAX { block_of_pg(turn % 4) } else { 0 };
+            ids.push(world.read(block * BLOCK, 1));
+        }
+        world.connect();
+        assert_eq!(world.asked.len(), of_pg);
+        world.serve_one();
+        assert_eq!(world.asked.len(), of_pg);
+        world.serve();
+        assert!(ids.iter().all(|id| world.done.contains_key(id)));
+        assert!(world.core.volumes[&VOLUME].windows.is_empty());
+    }
+}
+
+/// Returns the first block of a PG.
+fn block_of_pg(pg: u64) -> u64 {
+    let is_of = |block: &u64| u64::from(pg_number(StripeIndex::new(*block as u32))) == pg;
+    (0..64).find(is_of).expect("four PGs")
+}
+
+#[test]
+fn a_pg_that_does_not_answer_stops_no_other_one() {
+    let mut world = World::attached();
+    let (silent, other) = (block_of_pg(0), block_of_pg(1));
+    let stuck: Vec<_> = (0..1000).map(|_| world.write(silent * BLOCK, &[1])).collect();
     world.connect();
-    assert_eq!(world.asked.len(), PARTS_IN_FLIGHT_MAX);
-    world.serve_one();
-    assert_eq!(world.asked.len(), PARTS_IN_FLIGHT_MAX);
-    world.serve();
-    assert!(ids.iter().all(|id| world.done.contains_key(id)));
+    let flush = world.ask(Operation::Flush);
+    for turn in 0..1000 {
+        let id = match turn % 2 {
+            0 => world.write(other * BLOCK, &vec![2; UNIT]),
+            _ => world.read(other * BLOCK, UNIT as u64),
+        };
+        while !world.done.contains_key(&id) {
+            world.connect();
+            let is_of_other = |(_, request): &(base::ConnectionId, Request)| request.pg.number != 0;
+            let at = world.asked.iter().position(is_of_other).expect("it goes on");
+            let asked = world.asked.remove(at).expect("found");
+            let outcome = world.do_as_asked(&asked.1);
+            world.reply(&asked, outcome);
+        }
+    }
+    assert!(stuck.iter().all(|id| !world.done.contains_key(id)));
+    assert_eq!(world.finish(flush), Ok(Answer::Done));
+    assert!(stuck.iter().all(|id| world.done.contains_key(id)));
+}
+
+#[test]
+fn a_change_waits_behind_an_older_one_that_waits_for_room() {
+    let mut world = World::attached();
+    let (silent, other) = (block_of_pg(0), block_of_pg(1));
+    for _ in 0..PARTS_IN_FLIGHT_MAX {
+        world.read(silent * BLOCK, 1);
+    }
+    world.connect();
+    // The write begins where there is no room, and ends in another PG.
+    let (first, end) = (silent.min(other), silent.max(other) + 1);
+    let both = first * BLOCK..end * BLOCK;
+    let older = world.write(both.start, &vec![1; (both.end - both.start) as usize]);
+    let newer = world.write(other * BLOCK, &vec![2; UNIT]);
+    assert_eq!(world.finish(newer), Ok(Answer::Done));
+    assert_eq!(world.result(older), Ok(Answer::Done));
+    assert_eq!(world.bytes(other * BLOCK, 1), [2]);
 }
 
 #[test]

@@ -38,6 +38,8 @@ struct Block {
 pub(super) struct World {
     pub(super) now: Time,
     pub(super) core: ClientCore,
+    /// How long requests are retried.
+    pub(super) patience: Option<Duration>,
     pub(super) pool: BufferPool,
     /// Requested connections that are neither established nor failed.
     pub(super) connecting: VecDeque<(ConnectionId, String)>,
@@ -141,20 +143,22 @@ pub(super) fn image() -> ImageInfo {
 }
 
 impl World {
-    pub(super) fn new(retry_for: Option<Duration>) -> World {
+    /// `patience`: how long attaches and requests are retried.
+    pub(super) fn new(patience: Option<Duration>) -> World {
         let settings = Settings {
             monitors: vec!["tcp:mon1:1".to_string(), "tcp:mon2:1".to_string()],
             client: "test".to_string(),
             pid: 7,
             host: "here".to_string(),
             address: None,
-            retry_for,
+            retry_for: patience,
             unsynced_size_max: crate::UNSYNCED_SIZE_DEFAULT,
         };
         let pool = BufferPool::default();
         World {
             now: Time::ZERO,
             core: ClientCore::new(settings, pool.clone()),
+            patience,
             pool,
             connecting: VecDeque::new(),
             monitor: None,
@@ -187,8 +191,8 @@ impl World {
         World::attached_with(None, false)
     }
 
-    pub(super) fn attached_with(retry_for: Option<Duration>, read_only: bool) -> World {
-        let mut world = World::new(retry_for);
+    pub(super) fn attached_with(patience: Option<Duration>, read_only: bool) -> World {
+        let mut world = World::new(patience);
         world.open(read_only);
         world.connect();
         world.give_map();
@@ -198,8 +202,8 @@ impl World {
     }
 
     /// Returns a world with one attached volume, which has the lock and is lazy.
-    pub(super) fn lazy(retry_for: Option<Duration>) -> World {
-        let mut world = World::new(retry_for);
+    pub(super) fn lazy(patience: Option<Duration>) -> World {
+        let mut world = World::new(patience);
         (world.lazy, world.durable) = (true, false);
         world.epochs = (0..4).map(|number| (number, 1)).collect();
         world.open(false);
@@ -372,7 +376,8 @@ impl World {
     pub(super) fn ask(&mut self, operation: Operation) -> RequestId {
         self.last_request += 1;
         let id = RequestId(self.last_request);
-        self.apply(Event::Request { id, volume: VOLUME, operation });
+        let deadline = self.patience.map(|patience| self.now + patience);
+        self.apply(Event::Request { id, volume: VOLUME, operation, deadline });
         id
     }
 

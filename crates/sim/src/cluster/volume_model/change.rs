@@ -19,6 +19,10 @@ pub(super) struct Change {
     pub(super) value: Value,
     pub(super) from: Moment,
     pub(super) pieces: Range<u64>,
+    /// Its client was told that the outcome is unknown.
+    pub(super) is_unknown: bool,
+    /// Registers in which a later change of its session took effect: it cannot take effect there any more.
+    pub(super) over_in: BTreeSet<u64>,
 }
 
 /// Lazy changes of a volume that are not covered by a flush.

@@ -41,7 +41,9 @@ impl Volume {
         let mut closed = 0;
         for change in &changes {
             let registers = Volume::registers_in(&change.pieces);
-            let of_pg = registers.filter(|it| self.pg_of(*it) == Some(pg)).collect::<Vec<_>>();
+            let of_pg =
+                registers.filter(|it| self.pg_of(*it) == Some(pg) && !change.over_in.contains(it));
+            let of_pg = of_pg.collect::<Vec<_>>();
             closed += u64::from(!of_pg.is_empty());
             for register in of_pg {
                 let history = self.registers.entry(register).or_default();
@@ -61,7 +63,7 @@ impl Volume {
 
     /// Returns whether an unanswered change may still take effect in a register.
     pub(super) fn is_open_at(&self, change: &Change, register: u64) -> bool {
-        self.over_at(change.by, register).is_none()
+        self.over_at(change.by, register).is_none() && !change.over_in.contains(&register)
     }
 
     fn over_at(&self, session: SessionId, register: u64) -> Option<Moment> {

@@ -33,6 +33,10 @@ impl Volume {
         }
     }
 
+    pub(super) fn never_answered(&mut self, id: ChangeId) {
+        self.unsynced.changes.remove(&id);
+    }
+
     /// Records that a flush which was requested at `from` succeeded. It covers all changes that had
     /// been acknowledged by then, and all changes of other attachments that were gone by then.
     pub fn flushed(&mut self, from: Moment, by: Owner) {
