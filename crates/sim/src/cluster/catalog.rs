@@ -106,6 +106,7 @@ pub const FAULTS: [&str; 89] = [
     "damaged range met",
     "session ended",
     "operation given up by its client",
+    "operation given up before it could happen",
     "state store unavailable",
     "transaction that took long",
     "unknown transaction that happened",
