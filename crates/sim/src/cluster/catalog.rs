@@ -34,7 +34,7 @@ pub const OPERATIONS: [&str; 25] = [
 ];
 
 /// Faults that are injected, and events that follow from them.
-pub const FAULTS: [&str; 89] = [
+pub const FAULTS: [&str; 90] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
