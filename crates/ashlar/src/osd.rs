@@ -5,6 +5,7 @@ mod engine;
 mod inspect;
 mod run;
 mod store_file;
+mod turns;
 
 pub use create::{CreateRequest, Place, create, create_osd, unfinished_osd};
 pub use engine::renew as new_engine;

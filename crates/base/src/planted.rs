@@ -83,6 +83,8 @@ pub enum Bug {
     ForwardWithoutRecord,
     /// PG: what queued for an object is prepared on its stored head, not on the effects of those before it.
     QueuedOnStaleHead,
+    /// PG: operations that queue for an object are prepared on what was read before the batch in flight ended.
+    WantsReadWhileQueued,
     /// PG: an operation on objects that is sent again is executed again.
     RepeatExecuted,
     /// PG: repeats go that a client may still ask for.
@@ -387,6 +389,7 @@ impl Bug {
         ("forward-without-record", Bug::ForwardWithoutRecord),
         ("read-shows-unacknowledged", Bug::ReadShowsUnacknowledged),
         ("queued-on-stale-head", Bug::QueuedOnStaleHead),
+        ("wants-read-while-queued", Bug::WantsReadWhileQueued),
         ("repeat-executed", Bug::RepeatExecuted),
         ("repeat-closed-early", Bug::RepeatClosedEarly),
     ];

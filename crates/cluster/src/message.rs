@@ -9,19 +9,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{
-    BlockSize, Choice, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    Position, Scheme, SessionId,
+    BlockSize, Choice, Duration, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId,
+    PoolId, Position, Scheme, SessionId,
 };
 use format::door::Role;
 use format::engine::Compression;
 use format::wire::{Member, PgEntry};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::copy::{CopyPart, KnownState, Seen};
 use crate::map::{FailureDomain, ImageInfo, MapDelta, Pool};
 use crate::revisions_by_pool;
 use crate::settings::Changed;
-use crate::stats::{OsdStats, Table};
+use crate::stats::{Latencies, OsdStats, Table};
 
 /// Messages from an OSD, a client or a command to a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -461,6 +462,9 @@ pub struct OsdReport {
     /// those of this OSD.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub damaged_pools: BTreeSet<PoolId>,
+    /// The turns of the OSD's loop.
+    #[serde(default)]
+    pub turns: TurnTimes,
     /// The OSD's engine; `None`: it has none, or its figures are not known yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Box<EngineReport>>,
@@ -610,6 +614,40 @@ pub struct DiskWork {
     pub writes: DiskOperations,
     /// Flushes of the journal.
     pub flushes: DiskOperations,
+}
+
+/// How long the turns of an OSD's loop took, since it started: each time it handles what has come. Nothing else
+/// is done meanwhile.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TurnTimes {
+    /// Counts of turns by their times.
+    pub times: Latencies,
+    /// The longest one, in microseconds.
+    pub longest_us: u64,
+}
+
+impl TurnTimes {
+    /// Counts a turn.
+    pub fn record(&mut self, time: Duration) {
+        self.times.record(time);
+        self.longest_us = self.longest_us.max(time.as_nanos() / 1000);
+    }
+
+    /// Returns the figures, for people and programs. `None`: no turn was counted, or no OSD of ours counts so.
+    pub fn value(&self) -> Option<Value> {
+        let micros = |time: Duration| time.as_nanos() / 1000;
+        let percentile = |percent| self.times.percentile(percent).map(micros);
+        let steps = self.times.is_sound().then(|| self.times.steps());
+        let steps = steps?.map(|(time, count)| json!({ "up_to_us": micros(time), "count": count }));
+        Some(json!({
+            "count": self.times.count(),
+            "p50_us": percentile(50)?,
+            "p99_us": percentile(99)?,
+            "longest_us": self.longest_us,
+            "histogram": steps.collect::<Vec<_>>(),
+        }))
+    }
 }
 
 impl OsdReport {

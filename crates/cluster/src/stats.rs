@@ -75,12 +75,24 @@ impl Latencies {
         found.map(|(bucket, _)| Duration::from_nanos(bucket_end(*bucket)))
     }
 
+    /// Returns the largest latency of each step that has counts, and its count, in order.
+    pub fn steps(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let step =
+            |(bucket, count): &(u8, u64)| (Duration::from_nanos(bucket_end(*bucket)), *count);
+        self.counts.iter().map(step)
+    }
+
+    /// Returns the number of all that was counted.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
     fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 
     /// Whether these counts are valid: a correct peer could have sent them.
-    fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let is_bucket = |(bucket, _): &(u8, u64)| usize::from(*bucket) < BUCKET_COUNT;
         self.counts.is_sorted_by(|a, b| a.0 < b.0) && self.counts.iter().all(is_bucket)
     }

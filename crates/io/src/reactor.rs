@@ -172,6 +172,8 @@ pub struct Reactor {
     signals: Option<OwnedFd>,
     shared: Arc<Shared>,
     rejected: Vec<String>,
+    /// How long turns have waited for events, since that was last taken.
+    waited: Duration,
 }
 
 impl Reactor {
@@ -201,6 +203,7 @@ impl Reactor {
                 resolved: Mutex::new(Vec::new()),
             }),
             rejected: Vec::new(),
+            waited: Duration::ZERO,
         })
     }
 
@@ -212,6 +215,11 @@ impl Reactor {
     /// Returns the current time of CLOCK_BOOTTIME.
     pub fn now(&self) -> Time {
         clock::now()
+    }
+
+    /// Returns how long turns have waited for events since the last call.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 
     /// Returns the io_uring features in use, for the log.

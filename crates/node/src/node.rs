@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, Duration, Epoch, OsdId, PgId, Time, TraceEvent, Version};
 use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
-use cluster::message::{Need, ToMonitor};
+use cluster::message::{Need, ToMonitor, TurnTimes};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
@@ -70,6 +70,7 @@ pub struct Node {
     link: MonitorLink,
     connections: ConnectionIds,
     reports: ReportSchedule,
+    turns: TurnTimes,
     stats: Stats,
     lines: Lines,
     // Connections and messages with other OSDs.
@@ -143,6 +144,7 @@ impl Node {
             link,
             connections: ConnectionIds::default(),
             reports: ReportSchedule::new(now),
+            turns: TurnTimes::default(),
             stats: Stats::new(now),
             lines: Lines::default(),
             peer_connections: PeerConnections::default(),
@@ -195,6 +197,11 @@ impl Node {
         }
         self.store.submit();
         self.settle(now, effects);
+    }
+
+    /// Counts a turn of the owner's loop.
+    pub fn note_turn(&mut self, time: Duration) {
+        self.turns.record(time);
     }
 
     /// Returns the addresses of the monitors for the next run, if a monitor sent a list that differs from the
@@ -448,6 +455,7 @@ impl Node {
         let explainer = Explainer { cluster, connections: peer_connections };
         let mut report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
         report.engine = self.engine.report(&self.store).map(Box::new);
+        report.turns = self.turns.clone();
         effects.extend(self.engine.ask_statistics().map(Effect::Engine));
         report.scrubs = self.scrubbing.rows_to_tell(now, pgs, cluster);
         report.leftovers = self.reclaim.leftovers();

@@ -57,7 +57,7 @@ pub use look_codec::{decode_answers, decode_pages, encode_answers, page_prefix};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use paging::BadRecord;
 pub use prepare::{
-    Applied, OperationRefusal, PoolShape, Prepared, Run, RunSize, Stamp, Stop, Wants,
+    Applied, OperationRefusal, PoolShape, Prepared, ReadRecords, Run, RunSize, Stamp, Stop, Wants,
 };
 pub use queue::{Footprint, Queue, Turn};
 pub use reading::{BlockRange, Need, Reading};

@@ -145,7 +145,7 @@ pub enum StepResult {
 
 impl Assertion {
     /// Returns the attribute or record that it concerns.
-    pub(crate) fn field(&self) -> Option<&Field> {
+    fn field(&self) -> Option<&Field> {
         match self {
             Assertion::Equals(field, _)
             | Assertion::Differs(field, _)
@@ -240,6 +240,16 @@ impl ObjectChange {
 }
 
 impl ObjectSteps {
+    /// Returns the attributes and records that must be known: those that are asserted or added to.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = &Field> {
+        let asserted = self.assertions.iter().filter_map(Assertion::field);
+        let added = self.changes.iter().filter_map(|change| match change {
+            ObjectChange::Add(field, _) => Some(field),
+            _ => None,
+        });
+        asserted.chain(added)
+    }
+
     fn check(&self) -> Result<(), String> {
         for assertion in &self.assertions {
             match assertion {
@@ -321,6 +331,12 @@ impl ObjectSteps {
 }
 
 impl Operation {
+    /// Returns the number of its steps.
+    pub fn steps_count(&self) -> usize {
+        let steps = |object: &ObjectSteps| object.assertions.len() + object.changes.len();
+        self.objects.iter().map(steps).sum()
+    }
+
     /// Checks the form of the operation; the error says what is wrong, for people.
     pub fn check(&self) -> Result<(), String> {
         check_size("an operation", self.objects.len(), 1..=OPERATION_OBJECTS_MAX)
@@ -330,9 +346,7 @@ impl Operation {
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("{:?} comes twice in one operation", pair[0]));
         }
-        let steps = |object: &ObjectSteps| object.assertions.len() + object.changes.len();
-        let count: usize = self.objects.iter().map(steps).sum();
-        check_steps(count)?;
+        check_steps(self.steps_count())?;
         self.objects.iter().try_for_each(ObjectSteps::check)?;
         let changes = || self.objects.iter().flat_map(|object| &object.changes);
         let size: usize = changes().map(ObjectChange::result_size).sum();

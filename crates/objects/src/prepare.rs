@@ -18,8 +18,9 @@
 //!      records of an object.
 //!   5. Preparing an operation costs what it changes, not what the run has changed: it is made on an empty layer
 //!      over each object, which the run takes in if the operation is admitted.
-//!   6. A run has at most 9 MiB of values that were read: what is kept, what one operation may read, and what was
-//!      wanted last.
+//!   6. What is read may be for several operations, before they are prepared: what earlier ones of the run change
+//!      counts above it. Whether an operation names too much is judged by what it names itself, as it would find
+//!      it alone.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -45,11 +46,8 @@ use crate::removed::RemovedFields;
 /// The most operations of one run.
 pub const RUN_OPERATIONS_MAX: u32 = 1024;
 
-/// The most attributes and records that are wanted at a time: as many as [`OPERATION_VALUES_MAX`] has room
-/// for.
-const FIELDS_WANTED_MAX: usize = OPERATION_VALUES_MAX / FIELD_VALUE_MAX;
-/// The most values, in bytes, that were read for one operation and are kept for the next one.
-const VALUES_KEPT_MAX: usize = 1 << 20;
+/// The most keys and values, in bytes, that were read and are kept for operations behind the next one.
+const READ_KEPT_MAX: usize = 1 << 20;
 
 /// The version of an object while operations on it are prepared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,15 +134,23 @@ pub struct PoolShape {
 #[derive(Clone, Debug)]
 pub struct Run {
     shape: PoolShape,
+    /// Whether blind puts need to know heads, too.
+    reads_heads: bool,
     objects: BTreeMap<Name, Object>,
-    heads: BTreeMap<Name, Option<Head>>,
-    fields: BTreeMap<(Name, Field), Option<Vec<u8>>>,
-    /// The values of `fields`, in bytes.
-    values_size: usize,
+    read: ReadRecords,
     units: KnownUnits,
     /// The number of operations with a version.
     count: u32,
     size: RunSize,
+}
+
+/// What the store has, as far as it was read.
+#[derive(Clone, Default, Debug)]
+pub struct ReadRecords {
+    heads: BTreeMap<Name, Option<Head>>,
+    fields: BTreeMap<Name, BTreeMap<Field, Option<Vec<u8>>>>,
+    /// The keys and values of `fields`, in bytes.
+    size: usize,
 }
 
 /// What changes take in an entry, in bytes.
@@ -248,8 +254,13 @@ impl RunSize {
 }
 
 impl Object {
+    /// Whether the object with this head does not exist.
+    fn is_absent(head: Option<&Head>) -> bool {
+        head.is_none_or(|head| head.content == HeadContent::Tombstone)
+    }
+
     fn of(head: Option<&Head>) -> Object {
-        let there = head.filter(|head| head.content != HeadContent::Tombstone);
+        let there = head.filter(|_| !Object::is_absent(head));
         Object {
             stamp: there.map(|head| Stamp::Stored(head.version)),
             modified: there.map_or(0, |head| head.modified),
@@ -364,14 +375,29 @@ impl Run {
     pub fn new(shape: PoolShape) -> Run {
         Run {
             shape,
+            reads_heads: false,
             objects: BTreeMap::new(),
-            heads: BTreeMap::new(),
-            fields: BTreeMap::new(),
-            values_size: 0,
+            read: ReadRecords::default(),
             units: BTreeMap::new(),
             count: 0,
             size: RunSize::default(),
         }
+    }
+
+    /// Returns a run without operations, of which blind puts want heads, too: the PG may have blocks under the
+    /// hashes of their objects.
+    pub fn that_reads_heads(shape: PoolShape) -> Run {
+        Run { reads_heads: true, ..Run::new(shape) }
+    }
+
+    /// Returns a run without operations that takes this for what the store has.
+    pub fn on(shape: PoolShape, read: ReadRecords) -> Run {
+        Run { read, ..Run::that_reads_heads(shape) }
+    }
+
+    /// Returns what was read.
+    pub fn read(&self) -> &ReadRecords {
+        &self.read
     }
 
     /// Returns the objects that the run knows: all that it changes, and perhaps others.
@@ -391,15 +417,14 @@ impl Run {
 
     /// Hands over a head that was wanted. `None`: there is none.
     pub fn supply_head(&mut self, name: Name, head: Option<Head>) {
-        self.heads.insert(name, head);
+        self.read.heads.insert(name, head);
     }
 
     /// Hands over the value of an attribute or record that was wanted. `None`: there is none.
     pub fn supply_field(&mut self, name: Name, field: Field, value: Option<Vec<u8>>) {
-        let size = |value: &Option<Vec<u8>>| value.as_ref().map_or(0, Vec::len);
-        self.values_size += size(&value);
-        let before = self.fields.insert((name, field), value);
-        self.values_size -= before.as_ref().map_or(0, size);
+        self.read.size += field.key().len() + value.as_ref().map_or(0, Vec::len);
+        let before = self.read.fields.entry(name).or_default().insert(field, value);
+        assert!(before.is_none(), "nothing is read twice");
     }
 
     /// Hands over a unit that was wanted. `None`: zeros.
@@ -410,8 +435,9 @@ impl Run {
 
     /// Prepares an operation on the effects of those before it. `now`: the time in milliseconds since 1970;
     /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] and
-    /// [`Operation::check_ranges`] accept it; what the store has of these objects does not change until the run leaves. A blind put asks for nothing: if
-    /// the PG has blocks under the hash of an object, the heads must have been handed over before.
+    /// [`Operation::check_ranges`] accept it; what the store has of these objects does not change until the run
+    /// leaves. A blind put asks for nothing: if the PG has blocks under the hash of an object, the run must be
+    /// one that reads heads.
     pub fn apply(
         &mut self,
         operation: &Operation,
@@ -420,31 +446,14 @@ impl Run {
     ) -> Result<Applied, Stop> {
         debug_assert_eq!(operation.check(), Ok(()));
         debug_assert_eq!(operation.check_ranges(), Ok(()));
-        let result = self.apply_known(operation, now, draw);
-        let is_done = matches!(result, Ok(_) | Err(Stop::Refused(_)));
-        if is_done && self.values_size > VALUES_KEPT_MAX {
-            self.fields.clear();
-            self.values_size = 0;
-        }
-        result
-    }
-
-    /// Prepares an operation from what is known.
-    fn apply_known(
-        &mut self,
-        operation: &Operation,
-        now: u64,
-        draw: &mut dyn FnMut() -> DataId,
-    ) -> Result<Applied, Stop> {
         self.check_values(operation).map_err(Stop::Refused)?;
-        let mut wants = Wants::default();
-        let mut objects = self.begin(operation, &mut wants)?;
-        for (at, (steps, object)) in operation.objects.iter().zip(&objects).enumerate() {
-            self.judge(at, steps, object, &mut wants).map_err(Stop::Refused)?;
-        }
-        self.want_sums(operation, &objects, &mut wants);
+        let mut wants = self.wants(operation);
         if !wants.is_empty() {
             return Err(Stop::Wants(wants));
+        }
+        let mut objects = self.begin(operation).map_err(Stop::Refused)?;
+        for (at, (steps, object)) in operation.objects.iter().zip(&objects).enumerate() {
+            self.judge(at, steps, object).map_err(Stop::Refused)?;
         }
         let index = self.count;
         let mut results = Vec::new();
@@ -459,80 +468,103 @@ impl Run {
         self.admit(operation, objects, results)
     }
 
-    /// Returns the objects of an operation: layers over what the run has of them.
-    fn begin(&self, operation: &Operation, wants: &mut Wants) -> Result<Vec<Object>, Stop> {
-        let is_blind = operation.is_blind_put();
-        let mut objects = Vec::with_capacity(operation.objects.len());
-        for ObjectSteps { name, .. } in &operation.objects {
-            match (self.objects.get(name), self.heads.get(name)) {
-                (Some(_), Some(head)) if planted::on(Bug::QueuedOnStaleHead) => {
-                    objects.push(Object::of(head.as_ref()));
-                }
-                (Some(object), _) => objects.push(object.layer()),
-                (None, Some(head)) => objects.push(Object::of(head.as_ref())),
-                // Whatever it replaces, a blind put leaves nothing of it in the head.
-                (None, None) if is_blind => objects.push(Object::of(None)),
-                (None, None) => {
-                    wants.heads.insert(name.clone());
+    /// Returns what must be read before the operation is prepared: heads of its objects, and all that it asserts
+    /// or adds to. If more than it may read is known already, it is refused, and needs nothing more.
+    pub fn wants(&self, operation: &Operation) -> Wants {
+        let mut wants = Wants::default();
+        if operation.is_blind_put() && !self.reads_heads {
+            return wants;
+        }
+        for steps in &operation.objects {
+            let name = &steps.name;
+            let is_absent = match (self.objects.get(name), self.read.heads.get(name)) {
+                (Some(object), _) => object.stamp.is_none(),
+                (None, Some(head)) => Object::is_absent(head.as_ref()),
+                (None, None) => !wants.heads.insert(name.clone()),
+            };
+            if !is_absent {
+                let unknown = steps.fields().filter(|field| self.known(name, field).is_none());
+                wants.fields.extend(unknown.map(|field| (name.clone(), field.clone())));
+            }
+        }
+        wants
+    }
+
+    /// Forgets what was read for other operations than this one, if that is much: it is read again. What is
+    /// read then has room beside it.
+    pub fn forget_for_others(&mut self, operation: &Operation) {
+        if self.read.size <= READ_KEPT_MAX {
+            return;
+        }
+        let mut read = std::mem::take(&mut self.read.fields);
+        self.read.size = 0;
+        for steps in &operation.objects {
+            let Some(fields) = read.get_mut(&steps.name) else { continue };
+            for field in steps.fields() {
+                if let Some((field, value)) = fields.remove_entry(field) {
+                    self.supply_field(steps.name.clone(), field, value);
                 }
             }
         }
-        if !wants.is_empty() {
-            return Err(Stop::Wants(std::mem::take(wants)));
-        }
+    }
+
+    /// Returns the objects of an operation: layers over what the run has of them.
+    fn begin(&self, operation: &Operation) -> Result<Vec<Object>, OperationRefusal> {
+        let object = |name: &Name| match (self.objects.get(name), self.read.heads.get(name)) {
+            (Some(_), Some(head)) if planted::on(Bug::QueuedOnStaleHead) => {
+                Object::of(head.as_ref())
+            }
+            (Some(object), _) => object.layer(),
+            (None, Some(head)) => Object::of(head.as_ref()),
+            // Whatever it replaces, a blind put leaves nothing of it in the head.
+            (None, None) => Object::of(None),
+        };
         let names = operation.objects.iter().map(|steps| &steps.name);
-        let named: Vec<(&Name, Object)> = names.zip(objects).collect();
-        check_together(&named).map_err(Stop::Refused)?;
+        let named: Vec<(&Name, Object)> = names.map(|name| (name, object(name))).collect();
+        check_together(&named)?;
         Ok(named.into_iter().map(|(_, object)| object).collect())
     }
 
-    /// Judges the assertions on one object.
+    /// Judges the assertions on one object. The first one that is not true is named.
     fn judge(
         &self,
         at: usize,
         steps: &ObjectSteps,
         object: &Object,
-        wants: &mut Wants,
     ) -> Result<(), OperationRefusal> {
+        let version = object.stamp;
+        let value = |field: &Field| {
+            let known = || self.known(&steps.name, field).expect("it was wanted");
+            version.and_then(|_| known())
+        };
         for (step, assertion) in steps.assertions.iter().enumerate() {
-            let mut value = |field: &Field| self.value(&steps.name, object, field, wants);
             let is_true = match assertion {
-                Assertion::Exists => object.stamp.is_some(),
-                Assertion::Absent => object.stamp.is_none(),
-                Assertion::Version(version) => object.stamp == Some(Stamp::Stored(*version)),
-                Assertion::Equals(field, wanted) => {
-                    value(field).is_none_or(|it| it == Some(wanted))
-                }
-                Assertion::Differs(field, other) => value(field).is_none_or(|it| it != Some(other)),
-                Assertion::Has(field) => value(field).is_none_or(|it| it.is_some()),
-                Assertion::Lacks(field) => value(field).is_none_or(|it| it.is_none()),
+                Assertion::Exists => version.is_some(),
+                Assertion::Absent => version.is_none(),
+                Assertion::Version(wanted) => version == Some(Stamp::Stored(*wanted)),
+                Assertion::Equals(field, wanted) => value(field) == Some(wanted),
+                Assertion::Differs(field, other) => value(field) != Some(other),
+                Assertion::Has(field) => value(field).is_some(),
+                Assertion::Lacks(field) => value(field).is_none(),
             };
-            // The first one that is not true is named, so all before it must be known.
-            if !is_true && wants.is_empty() {
-                let version = object.stamp;
+            if !is_true {
                 return Err(OperationRefusal::Asserted { object: at, step, version });
             }
         }
         Ok(())
     }
 
-    /// Checks that the operation reads no more than it may.
+    /// Checks that the operation reads no more than it may: what it names, as those before it leave that.
     fn check_values(&self, operation: &Operation) -> Result<(), OperationRefusal> {
-        if self.values_size <= OPERATION_VALUES_MAX {
+        if self.read.size + self.size.records <= OPERATION_VALUES_MAX {
             return Ok(());
         }
-        // Some may have been read for operations before it.
-        let mut read = BTreeSet::new();
-        for steps in &operation.objects {
-            let asserted = steps.assertions.iter().filter_map(Assertion::field);
-            let added = steps.changes.iter().filter_map(|change| match change {
-                ObjectChange::Add(field, _) => Some(field),
-                _ => None,
-            });
-            read.extend(asserted.chain(added).map(|field| (steps.name.clone(), field.clone())));
-        }
-        let values = read.iter().filter_map(|field| self.fields.get(field)?.as_ref());
-        match values.map(Vec::len).sum::<usize>() <= OPERATION_VALUES_MAX {
+        let of_object = |steps: &ObjectSteps| -> usize {
+            let fields: BTreeSet<&Field> = steps.fields().collect();
+            let values = fields.into_iter().filter_map(|field| self.known(&steps.name, field)?);
+            values.map(Vec::len).sum()
+        };
+        match operation.objects.iter().map(of_object).sum::<usize>() <= OPERATION_VALUES_MAX {
             true => Ok(()),
             false => Err(OperationRefusal::TooLarge {
                 why: format!(
@@ -543,45 +575,12 @@ impl Run {
         }
     }
 
-    /// Returns the value of a field before the operation; the inner `None`: it does not exist. The outer
-    /// `None`: it has to be read.
-    fn value<'a>(
-        &'a self,
-        name: &Name,
-        object: &'a Object,
-        field: &Field,
-        wants: &mut Wants,
-    ) -> Option<Option<&'a Vec<u8>>> {
-        if object.stamp.is_none() {
-            return Some(None);
-        }
-        if let Some(value) = object.field(field) {
-            return Some(value);
-        }
-        let known = self.known(name, field);
-        if known.is_none() && wants.fields.len() < FIELDS_WANTED_MAX {
-            wants.fields.insert((name.clone(), field.clone()));
-        }
-        known
-    }
-
     /// Returns the value of a field as the run has left it, or as it was read. The outer `None`: it is not
     /// known.
     fn known(&self, name: &Name, field: &Field) -> Option<Option<&Vec<u8>>> {
         let changed = self.objects.get(name).and_then(|object| object.field(field));
-        let read = || self.fields.get(&(name.clone(), field.clone())).map(Option::as_ref);
+        let read = || self.read.fields.get(name)?.get(field).map(Option::as_ref);
         changed.or_else(read)
-    }
-
-    /// Asks for the fields that numbers are added to.
-    fn want_sums(&self, operation: &Operation, objects: &[Object], wants: &mut Wants) {
-        for (steps, object) in operation.objects.iter().zip(objects) {
-            for change in &steps.changes {
-                if let ObjectChange::Add(field, _) = change {
-                    self.value(&steps.name, object, field, wants);
-                }
-            }
-        }
     }
 
     /// Takes the changed objects into the run, if they fit.

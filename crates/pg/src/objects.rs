@@ -47,7 +47,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ::objects::queue::TurnId;
-use ::objects::{Name, Operation, PoolShape, Queue, RunSize, Shard};
+use ::objects::{Name, Operation, PoolShape, Queue, ReadRecords, RunSize, Shard};
 use base::{SessionId, SessionRange, Version};
 use blockstore::Request as StoreRequest;
 use format::engine::Query;
@@ -78,6 +78,8 @@ pub(crate) struct Objects {
     turns: BTreeMap<TurnId, Preparing>,
     /// Turns whose preparation goes on.
     ready: VecDeque<TurnId>,
+    /// How many steps may still be looked at in this event, to prepare operations.
+    steps_left: usize,
     /// What was prepared and has no versions yet, in order.
     gate: VecDeque<Gated>,
     /// Batches with versions that have not ended, in the order of versions.
@@ -98,6 +100,8 @@ pub(crate) struct Objects {
     compared: Option<Compared>,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
+    /// What a planted bug takes for what the store has.
+    read_early: ReadRecords,
 }
 
 impl Objects {
@@ -237,6 +241,7 @@ impl Pg {
         if self.shape.objects.is_none() {
             return;
         }
+        self.objects.steps_left = mutate::EVENT_STEPS_MAX;
         while self.serving == Serving::Active
             && let Some(turn) = self.objects.ready.pop_front()
         {

@@ -15,6 +15,7 @@ use node::{Effect, Event, Identity, Node, Stalls, StopReason};
 
 use super::engine;
 use super::store_file::{blocks_of, commit_name, device_at, open_blocks, superblock_of};
+use super::turns::{Turns, doing};
 use crate::background;
 use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
@@ -188,6 +189,7 @@ fn serve(
     // Before it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
     let mut refusals_left = identity.monitors.len();
     let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
+    let mut turns = Turns::new(now);
     loop {
         for effect in effects.drain(..) {
             match effect {
@@ -207,9 +209,12 @@ fn serve(
                 Effect::Stop(reason) => return stopped(reason, &node),
             }
         }
+        turns.did("requests to disk, engine and network", reactor.now());
         let deadline = node.deadline();
         reactor.turn(deadline, &mut events).map_err(no_reactor)?;
         let now = reactor.now();
+        turns.waited(reactor.take_waited());
+        turns.did("sending and receiving", now);
         node.set_time_of_day(now, io::wall_clock_ms());
         for event in events.drain(..) {
             if let Some(why) = distrust(&event) {
@@ -222,19 +227,27 @@ fn serve(
                     return Err(failure("untrusted", message, hint));
                 }
             }
+            let what = doing(&event);
             tell(&mut node, now, event, &mut effects);
+            turns.did(what, reactor.now());
         }
         if let Some(engine) = &mut engine {
             engine.take_events(&mut engine_events);
         }
         for event in engine_events.drain(..) {
             node.apply(now, Event::Engine(event), &mut effects);
+            turns.did("answers of the engine", reactor.now());
         }
         // If the events have just set a deadline that has already passed, the next turn returns at once.
         if deadline.is_some_and(|deadline| deadline <= now) {
             node.apply(now, Event::Tick, &mut effects);
+            turns.did("timers", reactor.now());
         }
         node.finish_turn(now, &mut effects);
+        turns.did("the journal", reactor.now());
+        let (time, line) = turns.end();
+        node.note_turn(time);
+        line.iter().for_each(io::log::write);
         if let Some(addresses) = node.take_monitors() {
             keeper.update(addresses);
         }

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use client::objects::{
-    Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, ObjectSteps, StepResult,
+    Assertion, Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, ObjectSteps, Operation,
+    StepResult,
 };
 use client::{Client, Config, block_on};
 use serde_json::{Value, json};
@@ -858,4 +859,87 @@ fn pgs_that_cannot_answer_stop_no_other_one_of_their_pool() {
         let (_, data) = block_on(pool.get(name)).expect("readable").expect("there");
         assert_eq!(data, [3; 100]);
     }
+}
+
+/// How long a turn of an OSD's loop may take here, in microseconds: the aim is 100 ms, on a machine that does
+/// nothing else.
+const TURN_MAX_US: u64 = 1_000_000;
+
+fn longest_turn(cluster: &Cluster) -> u64 {
+    let rows = cluster.json(&["osd", "ls"]);
+    let rows = rows.as_array().expect("a list").clone();
+    let longest = rows.iter().map(|row| row["turns"]["longest_us"].as_u64());
+    longest.map(|it| it.expect("an OSD counts turns")).max().expect("there is an OSD")
+}
+
+#[test]
+fn operations_at_their_limits_hold_up_no_osd() {
+    let cluster = with_objects("object-limits", "1");
+    let pool = open(&cluster);
+    let record = |at: u32| Field::Record(at.to_le_bytes().to_vec());
+    let one = |name: &[u8], assertions, changes| {
+        let name = Name::new(name).expect("short");
+        Operation { objects: vec![ObjectSteps { name, assertions, changes }] }
+    };
+    let execute = |operation: &Operation| block_on(pool.execute(operation)).expect("it is true");
+    let mut told = 0;
+    let mut measure = |what: &str, operations: &dyn Fn()| {
+        let begun = std::time::Instant::now();
+        operations();
+        println!("{what}: {:?}", begun.elapsed());
+        told += 1;
+    };
+    // 16 ranges among 4,080 records, ten at a time.
+    let sets = || (0..4080).map(|at| ObjectChange::Set(record(at), vec![1]));
+    let range = |at: u8| ObjectChange::RemoveRecords { from: vec![at], before: Some(vec![at, 9]) };
+    let ranges = one(b"ranges", vec![], sets().chain((0..16).map(|at| range(2 * at))).collect());
+    measure("ten operations of records and ranges", &|| {
+        std::thread::scope(|scope| {
+            (0..10).for_each(|_| drop(scope.spawn(|| execute(&ranges))));
+        });
+    });
+    // Each of many asserts another record of the same object, and changes it.
+    execute(&one(
+        b"swaps",
+        vec![],
+        (0..1000).map(|at| ObjectChange::Set(record(at), vec![1])).collect(),
+    ));
+    let swap = |at: u32| {
+        let equals = Assertion::Equals(record(at), vec![1]);
+        one(b"swaps", vec![equals], vec![ObjectChange::Set(record(at), vec![2])])
+    };
+    measure("1,000 conditional operations on one object", &|| {
+        std::thread::scope(|scope| {
+            for thread in 0..200 {
+                let swap = &swap;
+                scope.spawn(move || {
+                    (5 * thread..5 * thread + 5).for_each(|at| drop(execute(&swap(at))))
+                });
+            }
+        });
+    });
+    let is_swapped = (0..1000).map(|at| Assertion::Equals(record(at), vec![2])).collect();
+    execute(&one(b"swaps", is_swapped, vec![]));
+    // The most steps, of which none finds anything; and the longest values.
+    let lacks = (1 << 20..(1 << 20) + 4096).map(|at| Assertion::Lacks(record(at))).collect();
+    let lacks = one(b"swaps", lacks, vec![]);
+    measure("4,096 assertions", &|| drop(execute(&lacks)));
+    for at in 0..64 {
+        let set = ObjectChange::Set(record(at), vec![at as u8; 64 << 10]);
+        execute(&one(b"values", vec![], vec![set]));
+    }
+    let has = one(b"values", (0..64).map(|at| Assertion::Has(record(at))).collect(), vec![]);
+    measure("4 MiB of values asserted", &|| drop(execute(&has)));
+    assert_eq!(told, 4);
+    // The OSD reports later than that.
+    let before = cluster.json(&["osd", "ls"])[0]["turns"]["count"].as_u64();
+    wait_for("a report of the OSD", || {
+        cluster.json(&["osd", "ls"])[0]["turns"]["count"].as_u64() > before
+    });
+    let turns = &cluster.json(&["osd", "ls"])[0]["turns"];
+    println!("turns: {turns}");
+    let sum = turns["histogram"].as_array().expect("a list").iter();
+    let sum: u64 = sum.map(|step| step["count"].as_u64().expect("a number")).sum();
+    assert_eq!(Some(sum), turns["count"].as_u64());
+    assert!(longest_turn(&cluster) < TURN_MAX_US, "{turns}");
 }

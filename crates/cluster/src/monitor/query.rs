@@ -187,6 +187,7 @@ impl Monitor {
             "used_bytes": report.map_or(0, |(_, report)| report.used_bytes),
             "has_engine": record.engine,
             "engine": report.and_then(|(_, report)| report.engine.as_ref()),
+            "turns": report.and_then(|(_, report)| report.turns.value()),
         })
     }
 

@@ -18,7 +18,12 @@ impl Reactor {
         loop {
             self.attend_dirty(events);
             let is_idle = events.len() == before && self.dirty.is_empty();
-            self.ring.enter(is_idle.then(|| self.wake_at(deadline)))?;
+            let waits = is_idle.then(|| (self.wake_at(deadline), clock::now()));
+            self.ring.enter(waits.map(|(until, _)| until))?;
+            if let Some((_, since)) = waits {
+                let waited = clock::now().since(since).as_nanos();
+                self.waited = Duration::from_nanos(self.waited.as_nanos() + waited);
+            }
             while let Some(completion) = self.ring.next() {
                 self.complete(completion, events);
             }

@@ -4,11 +4,13 @@
 //! Invariants
 //!   1. What a turn reads does not change until the turn ends: no other turn of its objects is in flight. Blind
 //!      puts read nothing.
-//!   2. A blind put stands alone in its turn only if no block lies under the hash of any of its objects: else their
+//!   2. An event looks at no more than so many steps, however many operations have queued.
+//!   3. A blind put stands alone in its turn only if no block lies under the hash of any of its objects: else their
 //!      heads are read first, for they name the blocks that go.
 
 use std::collections::VecDeque;
 
+use ::objects::operation::OPERATION_STEPS_MAX;
 use ::objects::queue::{Footprint as Place, Turn, TurnId};
 use ::objects::{
     Applied, DataId, Name, Operation, OperationRefusal, Repeat, Run, Shard, Stamp, Stop,
@@ -29,6 +31,10 @@ use super::{Objects, names_of};
 use crate::store_calls::{Call, NewerFor};
 use crate::{Action, Pg, Ticket};
 
+/// The most steps that are looked at in one event to prepare operations: then the turn goes on in a later one, so
+/// that the loop of the OSD does what else has come. The largest operation has a quarter of them.
+pub const EVENT_STEPS_MAX: usize = 4 * OPERATION_STEPS_MAX;
+
 /// An operation that is not prepared yet.
 pub struct Mutation {
     pub ticket: Ticket,
@@ -36,10 +42,20 @@ pub struct Mutation {
     pub operation: Operation,
     /// Whether there is room to execute it.
     pub has_room: bool,
-    /// Whether its repeat must be looked for before it is executed.
-    pub is_unsure: bool,
+    pub earlier: Earlier,
     /// The time at which it came, in milliseconds since 1970.
     pub now: u64,
+}
+
+/// What is known of earlier sendings of an operation. It is looked for in a turn, and then true until the
+/// operation is answered: while it is open here, nothing else executes it.
+pub enum Earlier {
+    /// None of them was executed.
+    NotExecuted,
+    /// The repeat must be looked for.
+    Unknown,
+    /// One of them was executed: the operation is answered by this.
+    Executed(Repeat),
 }
 
 /// A turn that is being prepared.
@@ -48,13 +64,10 @@ pub struct Preparing {
     /// Operations that are not prepared yet, in order.
     pub left: VecDeque<u64>,
     pub done: Vec<Done>,
-    /// Whether nothing is lost if the run has no heads of its objects: they were read, or there are no
-    /// blocks.
-    pub knows_head: bool,
     /// What is being read.
     pub wanted: Option<Wanted>,
-    /// The repeat of the operation with this number, which is answered by it.
-    pub repeat: Option<(u64, Repeat)>,
+    /// Whether each operation reads for itself: what several wanted together could not be read.
+    pub reads_alone: bool,
     /// First blocks of data ids that were drawn: none of the PG may have one.
     drawn: Vec<BlockKey>,
     /// Whether a block has one of them.
@@ -155,9 +168,12 @@ impl Pg {
         let now = self.time_of_day_ms;
         let number = self.objects.next_number();
         let footprint = Place::Changes(names_of(&operation));
-        let is_unsure = sender.again && !planted::on(Bug::RepeatExecuted);
-        let is_blind = operation.is_blind_put() && !is_unsure;
-        let mutation = Mutation { ticket, sender, operation, has_room, is_unsure, now };
+        let earlier = match sender.again && !planted::on(Bug::RepeatExecuted) {
+            true => Earlier::Unknown,
+            false => Earlier::NotExecuted,
+        };
+        let is_blind = operation.is_blind_put() && matches!(earlier, Earlier::NotExecuted);
+        let mutation = Mutation { ticket, sender, operation, has_room, earlier, now };
         self.objects.mutations.insert(number, mutation);
         match is_blind {
             true => self.look_under_put(number, 0, actions),
@@ -195,19 +211,22 @@ impl Pg {
     fn take_place(&mut self, number: u64, footprint: Place, actions: &mut Vec<Action>) {
         let is_blind = matches!(footprint, Place::BlindPut(_));
         if let Some(turn) = self.objects.queue.add(number, footprint) {
-            self.begin_turn(turn, is_blind);
+            let run = match is_blind {
+                true => Run::new(self.pool_shape()),
+                false => Run::that_reads_heads(self.pool_shape()),
+            };
+            self.begin_turn(turn, run);
             self.pump_objects(actions);
         }
     }
 
-    fn begin_turn(&mut self, turn: Turn, knows_head: bool) {
+    fn begin_turn(&mut self, turn: Turn, run: Run) {
         let preparing = Preparing {
-            run: Run::new(self.pool_shape()),
+            run,
             left: turn.tickets.into(),
             done: Vec::new(),
-            knows_head,
             wanted: None,
-            repeat: None,
+            reads_alone: false,
             drawn: Vec::new(),
             is_taken: false,
         };
@@ -225,7 +244,14 @@ impl Pg {
             }
             match self.objects.looks.contains_key(&first) {
                 true => self.begin_look_turn(next.id, first, actions),
-                false => self.begin_turn(next, false),
+                false => {
+                    // Nothing is read before: the batch that has just ended changed it.
+                    let run = match planted::on(Bug::WantsReadWhileQueued) {
+                        true => Run::on(self.pool_shape(), self.objects.read_early.clone()),
+                        false => Run::that_reads_heads(self.pool_shape()),
+                    };
+                    self.begin_turn(next, run);
+                }
             }
         }
     }
@@ -234,10 +260,10 @@ impl Pg {
     pub(super) fn prepare(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let (epoch, pool) = (self.epoch(), self.shape.pg.pool);
         let shard_count = self.pool_shape().shard_count;
-        let Objects { turns, mutations, queue, draw_count, .. } = &mut self.objects;
+        let Objects { turns, mutations, queue, draw_count, steps_left, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         while let Some(number) = turn.left.front().copied() {
-            let Some(Mutation { ticket, sender, operation, has_room, is_unsure, now }) =
+            let Some(Mutation { ticket, sender, operation, has_room, earlier, now }) =
                 mutations.get(&number)
             else {
                 // It was refused while it waited.
@@ -245,29 +271,28 @@ impl Pg {
                 continue;
             };
             let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
-            let done = |result| Done { ticket: *ticket, sender: *sender, number, shard, result };
-            if *is_unsure {
-                return self.want_repeat(id, actions);
+            let steps = operation.objects.len() + operation.steps_count();
+            if steps > *steps_left && *steps_left < EVENT_STEPS_MAX {
+                return self.pause(id, shard, actions);
             }
-            if let Some((_, repeat)) = turn.repeat.take_if(|(of, _)| *of == number) {
-                turn.done.push(done(Ok(Answered::Before(repeat))));
-                mutations.remove(&number);
-                turn.left.pop_front();
-                continue;
+            *steps_left = steps_left.saturating_sub(steps);
+            let done = |result| Done { ticket: *ticket, sender: *sender, number, shard, result };
+            match earlier {
+                Earlier::Unknown => return self.want_records(id, actions),
+                Earlier::Executed(repeat) => {
+                    turn.done.push(done(Ok(Answered::Before(repeat.clone()))));
+                    mutations.remove(&number);
+                    turn.left.pop_front();
+                    continue;
+                }
+                Earlier::NotExecuted => {}
             }
             // An older version may have executed it: then it was answered by its repeat.
-            let refusal = match operation.check_ranges() {
-                Err(why) => Some(Refusal::Invalid { why }),
-                Ok(()) => (!has_room).then_some(Refusal::Full),
-            };
-            if let Some(refusal) = refusal {
+            if let Err(refusal) = may_be_prepared(operation, *has_room) {
                 turn.done.push(done(Err(Refused::ByStore(refusal))));
                 mutations.remove(&number);
                 turn.left.pop_front();
                 continue;
-            }
-            if operation.is_blind_put() && !turn.knows_head {
-                return self.want_heads(id, actions);
             }
             let name = &operation.objects[0].name;
             let mut draw = || {
@@ -278,7 +303,10 @@ impl Pg {
             let result = match turn.run.apply(operation, *now, &mut draw) {
                 Ok(applied) => Ok(Answered::Now(applied)),
                 Err(Stop::Refused(refusal)) => Err(Refused::ByObjects(refusal)),
-                Err(Stop::Wants(wants)) => return self.want(id, wants, actions),
+                Err(Stop::Wants(wants)) if !wants.units.is_empty() => {
+                    return self.want_units(id, wants.units, actions);
+                }
+                Err(Stop::Wants(_)) => return self.want_records(id, actions),
                 Err(Stop::RunIsFull) => {
                     queue.put_back(id, turn.left.make_contiguous());
                     turn.left.clear();
@@ -318,6 +346,9 @@ impl Pg {
         if is_taken {
             done.iter_mut().for_each(|done| done.result = Err(Refused::ByStore(Refusal::Busy)));
         } else if run.count() > 0 {
+            if planted::on(Bug::WantsReadWhileQueued) {
+                self.objects.read_early = run.read().clone();
+            }
             let kept = done.iter().filter_map(Done::kept);
             let footprint = Footprint {
                 hashes: run.names().map(Name::hash).collect(),
@@ -392,6 +423,12 @@ impl Pg {
     pub(super) fn epoch(&self) -> Epoch {
         self.entry.as_ref().expect("the PG has an entry").epoch
     }
+}
+
+/// Returns why an operation that was not executed before is refused whatever its objects have.
+pub(super) fn may_be_prepared(operation: &Operation, has_room: bool) -> Result<(), Refusal> {
+    operation.check_ranges().map_err(|why| Refusal::Invalid { why })?;
+    if has_room { Ok(()) } else { Err(Refusal::Full) }
 }
 
 /// Draws a data id. An epoch is active once, so no two draws of a PG are of the same numbers.

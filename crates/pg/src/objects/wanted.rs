@@ -1,26 +1,47 @@
-//! What must be read before an operation can be prepared: its repeat, heads, fields, and units of blocks.
+//! What must be read before operations can be prepared: repeats, heads, fields, and units of blocks.
+//!
+//! ```text
+//!   turn begins ─▶ portion: what its operations want, in their order ─▶ prepared as far as that goes ─▶ portion ...
+//! ```
 //!
 //! Invariants
-//!   1. A turn goes on when all that was asked for has come. If something cannot be read, the operation that
-//!      needs it is refused, and the turn goes on with the next one.
+//!   1. Nothing is read for an operation before its turn: until then a batch in flight changes it.
+//!   2. A portion has at most 1,024 keys (of operations with at most 16,384 steps, and one more operation), and no more is asked for once it has 4 MiB. What the next operation
+//!      wants comes first in it, so each portion brings that further.
+//!   3. A turn goes on when all that was asked for has come. If something cannot be read, each operation reads
+//!      for itself from then on, and one that needs it is refused; the turn goes on with the next one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::objects::queue::TurnId;
 use ::objects::{DataId, Field, Head, Key, Kind, Name, Repeat, Run, Shard, Wants};
-use base::UNIT_SIZE;
+use base::{SessionId, UNIT_SIZE};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::disk::UnitSet;
-use format::engine::{Answer as Found, QUERY_COUNT_MAX, Query};
+use format::engine::{Answer as Found, Query};
 use format::wire::{Content, Refusal};
 
-use super::mutate::Preparing;
+use super::Objects;
+use super::mutate::{EVENT_STEPS_MAX, Earlier, may_be_prepared};
 use crate::store_calls::Call;
 use crate::{Action, Pg, refusal_of};
 
+/// The most keys of a portion.
+const PORTION_KEYS_MAX: usize = 1024;
+/// When a portion has so many bytes of values, no more is asked for.
+const PORTION_SIZE_MAX: usize = 4 << 20;
+/// The most keys of one request to the store. Nothing says how long values are before they are read: so many of
+/// the longest ones are as much as a portion may have.
+const REQUEST_KEYS_MAX: usize = 64;
+
 /// What is being read for a turn.
+#[derive(Default)]
 pub struct Wanted {
     keys: Vec<WantedKey>,
+    /// Number of keys that were asked for.
+    asked_count: usize,
+    /// The values that have come, in bytes.
+    size: usize,
     blocks: Vec<WantedBlock>,
     /// Number of requests to the store without an answer.
     open_count: usize,
@@ -28,11 +49,14 @@ pub struct Wanted {
     failed: Option<Refusal>,
 }
 
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum WantedKey {
     Head(Name),
     Field(Name, Field),
     /// The repeat of the operation with this number in the queue, by its key.
     Repeat(u64, Vec<u8>),
+    /// A key that nobody has: the answer comes in a later event.
+    Pause(Shard),
 }
 
 /// Units of a block.
@@ -48,6 +72,10 @@ impl WantedKey {
     fn encode(&self, shard_count: u32) -> Vec<u8> {
         let (name, kind) = match self {
             WantedKey::Repeat(_, key) => return key.clone(),
+            WantedKey::Pause(shard) => {
+                let kind = Kind::Repeat { session: SessionId::ZERO, number: 0 };
+                return Key { shard: *shard, kind }.encode();
+            }
             WantedKey::Head(name) => (name, Kind::Head { name: name.clone() }),
             WantedKey::Field(name, field) => {
                 let name_of = name.clone();
@@ -64,7 +92,8 @@ impl WantedKey {
     }
 
     /// Hands the value over to the turn. Returns false if it is none that such a key can have.
-    fn supply(&self, turn: &mut Preparing, value: Option<Vec<u8>>) -> bool {
+    fn supply(&self, id: TurnId, value: Option<Vec<u8>>, objects: &mut Objects) -> bool {
+        let run = &mut objects.turns.get_mut(&id).expect("the turn is being prepared").run;
         match self {
             WantedKey::Head(name) => {
                 let head = value.as_deref().map(Head::decode);
@@ -72,50 +101,91 @@ impl WantedKey {
                     // The next operation of the turn must not take the object for absent.
                     return false;
                 }
-                turn.run.supply_head(name.clone(), head.flatten());
-                turn.knows_head = true;
-                true
+                run.supply_head(name.clone(), head.flatten());
             }
             WantedKey::Field(name, field) => {
-                turn.run.supply_field(name.clone(), field.clone(), value);
-                true
+                run.supply_field(name.clone(), field.clone(), value);
             }
             WantedKey::Repeat(number, _) => {
-                let repeat = value.as_deref().map(Repeat::decode);
-                let is_sound = repeat != Some(None);
-                turn.repeat = repeat.flatten().map(|repeat| (*number, repeat));
-                is_sound
+                let earlier = match value.as_deref().map(Repeat::decode) {
+                    None => Earlier::NotExecuted,
+                    Some(Some(repeat)) => Earlier::Executed(repeat),
+                    Some(None) => return false,
+                };
+                // It may have been refused while it was read.
+                if let Some(mutation) = objects.mutations.get_mut(number) {
+                    mutation.earlier = earlier;
+                }
             }
+            WantedKey::Pause(_) => {}
         }
+        true
     }
 }
 
 impl Pg {
-    /// Reads the heads of the objects of the turn's next operation.
-    pub(super) fn want_heads(&mut self, id: TurnId, actions: &mut Vec<Action>) {
-        let number = self.objects.turns[&id].left.front().expect("an operation is next");
-        let objects = &self.objects.mutations[number].operation.objects;
-        let heads = objects.iter().map(|steps| steps.name.clone()).collect();
-        self.want(id, Wants { heads, ..Wants::default() }, actions);
+    /// Reads a portion of what the turn's operations want, but for units of blocks. Requires: the next one wants
+    /// something.
+    pub(super) fn want_records(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+        let keys = self.portion(id);
+        self.read_wanted(id, Wanted { keys, ..Wanted::default() }, actions);
     }
 
-    /// Looks for the repeat of the turn's next operation.
-    pub(super) fn want_repeat(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+    /// Lets a turn go on in a later event. No cache of the store has the key that is read: no session has this
+    /// number.
+    pub(super) fn pause(&mut self, id: TurnId, shard: Shard, actions: &mut Vec<Action>) {
+        let keys = vec![WantedKey::Pause(shard)];
+        self.read_wanted(id, Wanted { keys, ..Wanted::default() }, actions);
+    }
+
+    /// Returns what the turn's operations want, in their order.
+    fn portion(&mut self, id: TurnId) -> Vec<WantedKey> {
         let shard_count = self.pool_shape().shard_count;
-        let number = *self.objects.turns[&id].left.front().expect("an operation is next");
-        let mutation = self.objects.mutations.get_mut(&number).expect("it was just found");
-        mutation.is_unsure = false;
-        let shard = Shard::of_hash(mutation.operation.objects[0].name.hash(), shard_count);
-        let keys = vec![WantedKey::Repeat(number, mutation.sender.key(shard))];
-        self.read_wanted(id, keys, Vec::new(), actions);
+        let Objects { turns, mutations, .. } = &mut self.objects;
+        let turn = turns.get_mut(&id).expect("the turn is being prepared");
+        let next = &mutations[turn.left.front().expect("an operation is next")];
+        turn.run.forget_for_others(&next.operation);
+        let (mut keys, mut seen) = (Vec::new(), BTreeSet::new());
+        let count = if turn.reads_alone { 1 } else { turn.left.len() };
+        let mut steps = 0;
+        for number in turn.left.iter().take(count) {
+            // One that is not there was refused while it waited.
+            let Some(mutation) = mutations.get(number) else { continue };
+            let operation = &mutation.operation;
+            let mut add = |key: WantedKey| {
+                if seen.insert(key.clone()) {
+                    keys.push(key);
+                }
+            };
+            match mutation.earlier {
+                Earlier::Executed(_) => continue,
+                Earlier::Unknown => {
+                    let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+                    add(WantedKey::Repeat(*number, mutation.sender.key(shard)));
+                }
+                Earlier::NotExecuted => {}
+            }
+            if may_be_prepared(operation, mutation.has_room).is_ok() {
+                let Wants { heads, fields, .. } = turn.run.wants(operation);
+                heads.into_iter().for_each(|name| add(WantedKey::Head(name)));
+                fields.into_iter().for_each(|(name, field)| add(WantedKey::Field(name, field)));
+            }
+            steps += operation.steps_count();
+            if keys.len() >= PORTION_KEYS_MAX || steps >= EVENT_STEPS_MAX {
+                break;
+            }
+        }
+        keys.truncate(PORTION_KEYS_MAX);
+        keys
     }
 
-    /// Reads what the turn's next operation wants.
-    pub(super) fn want(&mut self, id: TurnId, wants: Wants, actions: &mut Vec<Action>) {
-        let Wants { heads, fields, units } = wants;
-        let heads = heads.into_iter().map(WantedKey::Head);
-        let fields = fields.into_iter().map(|(name, field)| WantedKey::Field(name, field));
-        let keys: Vec<WantedKey> = heads.chain(fields).collect();
+    /// Reads the units that the turn's next operation wants.
+    pub(super) fn want_units(
+        &mut self,
+        id: TurnId,
+        units: BTreeSet<(DataId, u32)>,
+        actions: &mut Vec<Action>,
+    ) {
         let (pool, per_block) = (self.shape.pg.pool, self.shape.block_size.unit_count());
         let number = self.objects.turns[&id].left.front().expect("an operation is next");
         // Data in blocks belongs to the only object of an operation.
@@ -129,27 +199,33 @@ impl Pg {
             let key = id.block_key(pool, name, block);
             WantedBlock { key, id, first: block * per_block, units }
         };
-        self.read_wanted(id, keys, blocks.into_iter().map(block).collect(), actions);
+        let blocks = blocks.into_iter().map(block).collect();
+        self.read_wanted(id, Wanted { blocks, ..Wanted::default() }, actions);
     }
 
-    fn read_wanted(
-        &mut self,
-        id: TurnId,
-        keys: Vec<WantedKey>,
-        blocks: Vec<WantedBlock>,
-        actions: &mut Vec<Action>,
-    ) {
-        let starts: Vec<usize> = (0..keys.len()).step_by(QUERY_COUNT_MAX).collect();
-        let (count, open_count) = (blocks.len(), starts.len() + blocks.len());
-        assert!(open_count > 0, "what wants something says what");
+    fn read_wanted(&mut self, id: TurnId, wanted: Wanted, actions: &mut Vec<Action>) {
+        assert!(!wanted.keys.is_empty() || !wanted.blocks.is_empty(), "it says what it wants");
+        let block_count = wanted.blocks.len();
         let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
-        turn.wanted = Some(Wanted { keys, blocks, open_count, failed: None });
-        for from in starts {
-            self.ask_records(id, from, true, actions);
-        }
-        for index in 0..count {
+        let wanted = turn.wanted.insert(wanted);
+        wanted.open_count = block_count;
+        self.ask_next_records(id, actions);
+        for index in 0..block_count {
             self.ask_units(id, index, actions);
         }
+    }
+
+    /// Asks the store for the next wanted records, unless the portion ends here.
+    fn ask_next_records(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+        let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
+        let wanted = turn.wanted.as_mut().expect("the turn waits for the store");
+        let from = wanted.asked_count;
+        if from == wanted.keys.len() || wanted.size >= PORTION_SIZE_MAX || wanted.failed.is_some() {
+            return;
+        }
+        wanted.asked_count = wanted.keys.len().min(from + REQUEST_KEYS_MAX);
+        wanted.open_count += 1;
+        self.ask_records(id, from, true, actions);
     }
 
     /// Asks the store for wanted records, from this one on.
@@ -161,9 +237,8 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let shard_count = self.pool_shape().shard_count;
-        let keys = &self.wanted(turn).keys[from..];
-        let queries = keys.iter().take(QUERY_COUNT_MAX);
-        let queries = queries.map(|key| Query::Get { key: key.encode(shard_count) }).collect();
+        let keys = self.wanted(turn).keys[from..].iter().take(REQUEST_KEYS_MAX);
+        let queries = keys.map(|key| Query::Get { key: key.encode(shard_count) }).collect();
         let request =
             StoreRequest::Records { pg: self.shape.pg, queries, from_memory, caches: false };
         self.call(Call::WantedRecords { turn, from }, request, actions);
@@ -199,7 +274,8 @@ impl Pg {
                     let Found::Value(value) = answer else {
                         unreachable!("keys have values as answers")
                     };
-                    if !key.supply(turn, value) {
+                    wanted.size += value.as_ref().map_or(0, Vec::len);
+                    if !key.supply(id, value, &mut self.objects) {
                         wanted.failed = Some(Refusal::Damaged { units: Vec::new() });
                     }
                 }
@@ -207,7 +283,9 @@ impl Pg {
             Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => wanted.failed = Some(refusal_of(error)),
         }
-        turn.wanted = Some(wanted);
+        wanted.open_count -= 1;
+        self.objects.turns.get_mut(&id).expect("the turn is being prepared").wanted = Some(wanted);
+        self.ask_next_records(id, actions);
         self.on_wanted(id, actions);
     }
 
@@ -230,20 +308,21 @@ impl Pg {
             Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => wanted.failed = Some(refusal_of(error)),
         }
+        wanted.open_count -= 1;
         self.on_wanted(id, actions);
     }
 
     /// Continues a turn when all that it wanted has come.
     fn on_wanted(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
-        let wanted = turn.wanted.as_mut().expect("the turn waits for the store");
-        wanted.open_count -= 1;
-        if wanted.open_count > 0 {
+        let Some(Wanted { keys, failed, .. }) = turn.wanted.take_if(|it| it.open_count == 0) else {
             return;
-        }
-        let failed = turn.wanted.take().and_then(|wanted| wanted.failed);
-        if let Some(refusal) = failed {
-            self.refuse_front(id, refusal);
+        };
+        match failed {
+            Some(_) if matches!(keys[..], [WantedKey::Pause(_)]) => {}
+            Some(_) if !turn.reads_alone && !keys.is_empty() => turn.reads_alone = true,
+            Some(refusal) => self.refuse_front(id, refusal),
+            None => {}
         }
         self.objects.ready.push_back(id);
         self.pump_objects(actions);

@@ -319,6 +319,7 @@ fn planted_bugs_of_objects_are_found() {
     let bugs = [
         Bug::ReadShowsUnacknowledged,
         Bug::QueuedOnStaleHead,
+        Bug::WantsReadWhileQueued,
         Bug::RepeatExecuted,
         Bug::RepeatClosedEarly,
         Bug::LogRecordMissing,
@@ -391,6 +392,134 @@ fn what_would_not_fit_one_entry_with_the_rest_in_flight_waits_at_the_gate() {
     let large = version_of(world.outcome(large));
     assert!(versions.iter().all(|version| *version < large));
     assert!(large < version_of(world.outcome(small)), "it was prepared later");
+    check(&world);
+}
+
+#[test]
+fn what_the_operations_of_a_turn_want_is_read_together() {
+    let mut world = World::active(1);
+    let field = |at: u16| Field::Record(at.to_le_bytes().to_vec());
+    let sets = (0..300).map(|at| ObjectChange::Set(field(at), vec![1]));
+    world.begin(Kind::Mutate(one(b"a", vec![], sets.collect())));
+    world.end_all();
+    world.begin(Kind::Mutate(add(b"a")));
+    // Each is true only if the one before it was executed; and one is false.
+    let asked = world.osds[0].store.keys_asked.len();
+    let swap = |at: u16| {
+        let is = Assertion::Equals(field(at), vec![if at == 9 { 7 } else { 1 }]);
+        let next = [ObjectChange::Add(Field::Record(b"n".to_vec()), 1)];
+        let was = Assertion::Equals(
+            Field::Record(b"n".to_vec()),
+            (at as i64 + 1 - (at > 9) as i64).to_le_bytes().into(),
+        );
+        one(b"a", vec![is, was], next.into())
+    };
+    let ops: Vec<usize> = (0..250).map(|at| world.begin(Kind::Mutate(swap(at)))).collect();
+    assert_eq!(world.osds[0].store.keys_asked.len(), asked, "nothing is read while they queue");
+    world.end_all();
+    for (at, op) in ops.into_iter().enumerate() {
+        match world.outcome(op) {
+            Ok(_) => assert!(at != 9),
+            outcome => {
+                assert!(at == 9 && matches!(outcome, Err(Refusal::Asserted { step: 0, .. })))
+            }
+        }
+    }
+    // The head, and 251 records, in requests of 64; each may have to be repeated, since it is not in memory.
+    let requests = &world.osds[0].store.keys_asked[asked..];
+    assert!((4..=8).contains(&requests.len()), "{requests:?}");
+    assert!(requests.iter().all(|count| *count <= 64));
+    assert_eq!(world.batch_count, 3);
+    check(&world);
+}
+
+#[test]
+fn an_event_looks_at_a_limited_number_of_steps() {
+    let mut world = World::active(1);
+    world.begin(Kind::Mutate(add(b"a")));
+    world.end_all();
+    world.begin(Kind::Mutate(add(b"a")));
+    // Nothing of them is read but the head: all differ from what the record cannot be.
+    let differs =
+        |at: u32| Assertion::Differs(Field::Record(b"n".to_vec()), at.to_le_bytes().into());
+    let assertions: Vec<_> = (0..4096).map(differs).collect();
+    let ops: Vec<usize> = (0..100)
+        .map(|_| world.begin(Kind::Mutate(one(b"a", assertions.clone(), vec![]))))
+        .collect();
+    let asked = world.osds[0].store.keys_asked.len();
+    world.end_all();
+    assert!(ops.into_iter().all(|op| world.outcome(op).is_ok()));
+    let requests = &world.osds[0].store.keys_asked[asked..];
+    // Three operations in each event: a fourth one has a step too many, with its object.
+    assert!((33..=2 * 36).contains(&requests.len()), "{requests:?}");
+}
+
+#[test]
+fn a_turn_reads_on_where_a_portion_ends() {
+    let mut world = World::active(1);
+    let field = |at: u16| Field::Record(at.to_le_bytes().to_vec());
+    for at in 0..130 {
+        let set = ObjectChange::Set(field(at), vec![at as u8; 64 << 10]);
+        world.begin(Kind::Mutate(one(b"a", vec![], vec![set])));
+        world.end_all();
+    }
+    world.begin(Kind::Mutate(add(b"a")));
+    let has = |at: std::ops::Range<u16>| at.map(|at| Assertion::Has(field(at))).collect();
+    let unset = |of| one(b"a", has(of), vec![ObjectChange::Unset(field(0))]);
+    let first = world.begin(Kind::Mutate(unset(0..64)));
+    let second = world.begin(Kind::Mutate(unset(64..128)));
+    let too_large = world.begin(Kind::Mutate(unset(60..125)));
+    let gone = world.begin(Kind::Mutate(unset(0..1)));
+    let last = world.begin(Kind::Mutate(unset(129..130)));
+    world.end_all();
+    for op in [first, second, last] {
+        assert!(world.outcome(op).is_ok(), "{:?}", world.outcome(op));
+    }
+    assert!(matches!(world.outcome(too_large), Err(Refusal::TooLarge { .. })));
+    assert!(matches!(world.outcome(gone), Err(Refusal::Asserted { step: 0, .. })));
+}
+
+#[test]
+fn who_wants_what_cannot_be_read_is_refused_alone() {
+    let mut world = World::active(1);
+    let first = world.begin(Kind::Mutate(add(b"a")));
+    world.end_all();
+    world.lose_answer(first);
+    world.osds[0].store.alter(|records| {
+        let is_repeat = |key: &[u8]| {
+            matches!(Key::decode(key).map(|key| key.kind), Some(KeyKind::Repeat { .. }))
+        };
+        records.iter_mut().filter(|(key, _)| is_repeat(key)).for_each(|(_, value)| value.clear());
+    });
+    world.begin(Kind::Mutate(add(b"a")));
+    let before = world.begin(Kind::Mutate(add(b"a")));
+    world.send_again();
+    let again = world.ops.len() - 1;
+    let behind = world.begin(Kind::Mutate(add(b"a")));
+    world.end_all();
+    assert_eq!(sum_of(world.outcome(before)).1, 3);
+    assert!(matches!(world.outcome(again), Err(Refusal::Damaged { .. })));
+    assert_eq!(sum_of(world.outcome(behind)).1, 4);
+}
+
+#[test]
+fn what_was_executed_is_known_where_its_turn_ends_before_it() {
+    let mut world = World::active(2);
+    let first = world.begin(Kind::Mutate(add(b"a")));
+    world.end_all();
+    let answer = sum_of(world.outcome(first));
+    world.lose_answer(first);
+    world.begin(Kind::Mutate(add(b"a")));
+    // The second one has no room beside the first one, so it ends the run.
+    for _ in 0..2 {
+        let append = ObjectChange::Append(vec![1; 2 << 20]);
+        world.begin(Kind::Mutate(one(b"a", vec![], vec![append])));
+    }
+    world.send_again();
+    let again = world.ops.len() - 1;
+    world.end_all();
+    assert_eq!(sum_of(world.outcome(again)), answer);
+    assert_eq!(world.batch_count, 4);
     check(&world);
 }
 

@@ -49,6 +49,8 @@ pub struct Store {
     /// What the store had before each of `changes`, if a crash may take them.
     before: VecDeque<Kept>,
     reads: Vec<(CallId, Request)>,
+    /// The number of keys that each request for records had.
+    pub keys_asked: Vec<usize>,
     /// Batches and pages that wait for room, in order.
     waiting: VecDeque<(CallId, Request)>,
     /// Whether batches are refused.
@@ -131,7 +133,12 @@ impl Store {
                 None
             }
             Request::SetFloor { .. } | Request::Sync | Request::Absolve { .. } => None,
-            request => return self.reads.push((call, request)),
+            request => {
+                if let Request::Records { queries, .. } = &request {
+                    self.keys_asked.push(queries.len());
+                }
+                return self.reads.push((call, request));
+            }
         };
         self.before.extend(kept);
         self.changes.push_back((call, version));
