@@ -222,8 +222,8 @@ pub enum Bug {
     UncleanCloseNotFenced,
     /// PG: a learner records its cursor without the blocks that must still be copied whole.
     WholeNotKept,
-    /// Volume: a change of which the user was told that its outcome is unknown is sent again after its connection
-    /// was lost.
+    /// Volume: a change of which the user was told that its outcome is unknown is sent again after its
+    /// connection was lost.
     UnknownSentAgain,
     // A scenario of the crate `volume` finds this bug: all members of a PG must lose power after a read.
     /// Volume: a PG is synced when a change of it is told as unknown, before the change has ended.

@@ -52,8 +52,9 @@ pub struct Client {
 
 /// An attached volume; dropping it and all its clones detaches it.
 ///
-/// A request waits for as long as the session lasts, unless it has a time limit ([`Volume::within`]). Dropping
-/// the future of a request gives it up: what was not sent is never sent, and what was sent may take effect.
+/// A request waits for as long as the session lasts, unless it has a time limit ([`Volume::within`]).
+/// Dropping the future of a request gives it up: what was not sent is never sent, and what was sent may
+/// take effect.
 #[derive(Clone)]
 pub struct Volume {
     hold: Arc<Hold>,

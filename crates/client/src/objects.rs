@@ -51,7 +51,8 @@ const SCAN_FRAME_SIZE: usize = 10 * PAGE_COUNT_MAX;
 /// An open object pool; dropping it and all its clones closes it.
 ///
 /// A request waits for as long as the session lasts, unless it has a time limit ([`ObjectPool::within`]).
-/// Dropping the future of a request gives it up: what was not sent is never sent, and what was sent may happen.
+/// Dropping the future of a request gives it up: what was not sent is never sent, and what was sent may
+/// happen.
 #[derive(Clone)]
 pub struct ObjectPool {
     hold: Arc<Hold>,
@@ -102,8 +103,8 @@ pub enum ObjectError {
         /// What was waited for.
         why: String,
     },
-    /// Not answered within the time limit, and sent: the change may have happened, or may happen while its PG has
-    /// not answered. It is not sent again.
+    /// Not answered within the time limit, and sent: the change may have happened, or may happen while its
+    /// PG has not answered. It is not sent again.
     Unknown,
 }
 
@@ -162,9 +163,9 @@ impl ObjectPool {
         ObjectPool { hold, pool, shard_count: shards, within: None }
     }
 
-    /// Returns the same pool, each of whose requests has a time limit; a method that sends several gives it to
-    /// each. A request that is not answered by then fails with [`ObjectError::Unavailable`] if nothing has
-    /// happened and nothing will, and otherwise with [`ObjectError::Unknown`].
+    /// Returns the same pool, each of whose requests has a time limit; a method that sends several gives it
+    /// to each. A request that is not answered by then fails with [`ObjectError::Unavailable`] if nothing
+    /// has happened and nothing will, and otherwise with [`ObjectError::Unknown`].
     pub fn within(&self, limit: Duration) -> ObjectPool {
         ObjectPool { within: Some(limit), ..self.clone() }
     }

@@ -332,8 +332,8 @@ pub enum VolumeError {
         why: String,
     },
     /// The request was given up at its deadline, and what it changes was sent: it may have taken effect, as a
-    /// whole or in part, and may take effect until the request has ended, but not after a later change of the same
-    /// bytes. It is not sent again.
+    /// whole or in part, and may take effect until the request has ended, but not after a later change of
+    /// the same bytes. It is not sent again.
     Unknown,
     /// An OSD reports that the request violates a rule, which is a bug (EIO).
     Invalid {

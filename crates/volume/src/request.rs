@@ -188,8 +188,8 @@ impl Request {
     }
 
     /// Returns the target of the next part, for the image with this seed (`None`: for an object pool). Of
-    /// several PGs whose order does not matter, one is taken that `has_room`, if there is one. Requires: as for
-    /// [`Request::cut`].
+    /// several PGs whose order does not matter, one is taken that `has_room`, if there is one. Requires: as
+    /// for [`Request::cut`].
     pub(crate) fn next_target(
         &mut self,
         stripe_size: StripeSize,

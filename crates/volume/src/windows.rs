@@ -16,8 +16,8 @@ use base::{Duration, PgId};
 pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
 /// Maximum number of bytes in flight at a time; a single part may exceed the limit.
 pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
-/// A PG may have this part of what the volume may have in flight (a quarter), or as much as the pool's PGs share,
-/// if it has fewer of them.
+/// A PG may have this part of what the volume may have in flight (a quarter), or as much as the pool's PGs
+/// share, if it has fewer of them.
 const PG_SHARE_MIN: u32 = 4;
 /// How often PGs are checked for whether they answer, while requests wait for the window of the whole.
 pub(crate) const STALL_CHECK_TIME: Duration = Duration::from_millis(500);

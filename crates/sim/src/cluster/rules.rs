@@ -164,8 +164,8 @@ impl World {
         })
     }
 
-    /// Checks that no write is sent whose client was told that its outcome is unknown. Kept writes may be: their
-    /// answers came later. So may patched units, which have bytes of several writes.
+    /// Checks that no write is sent whose client was told that its outcome is unknown. Kept writes may be:
+    /// their answers came later. So may patched units, which have bytes of several writes.
     fn judge_sending(&self, request: &Request) -> Result<(), String> {
         let Op::Write { place, offset, data, expected: None, lazy: false, .. } = &request.op else {
             return Ok(());

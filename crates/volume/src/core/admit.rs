@@ -156,8 +156,8 @@ impl ClientCore {
         older.any(|older| self.requests[older].rest_to_change().is_some_and(overlaps))
     }
 
-    /// Judges how a change of `weight` bytes may be sent. If there is no room to keep it, a sync of what is kept
-    /// is under way from then on.
+    /// Judges how a change of `weight` bytes may be sent. If there is no room to keep it, a sync of what is
+    /// kept is under way from then on.
     fn keeping(&mut self, handle: VolumeHandle, pg: PgId, weight: u64, shares: u32) -> Keeping {
         let size_max = self.settings.unsynced_size_max;
         let share = self.kept_share(shares);
@@ -255,8 +255,8 @@ impl ClientCore {
         self.touched.push(handle);
     }
 
-    /// Begins syncs if half of what may be kept of all PGs, or of this one, is kept and no sync of the core is
-    /// under way for it.
+    /// Begins syncs if half of what may be kept of all PGs, or of this one, is kept and no sync of the core
+    /// is under way for it.
     pub(super) fn sync_if_half_full(&mut self, handle: VolumeHandle, pg: PgId) {
         let volume = &self.volumes[&handle];
         let kept = |pg: &PgId| volume.kept_bytes(*pg);
