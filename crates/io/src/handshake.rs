@@ -410,7 +410,7 @@ mod tests {
                     Ok(HandshakeStep::Wait) => {}
                     Ok(HandshakeStep::Done { consumed, established }) => {
                         assert_eq!(consumed, portion.len());
-                        assert_eq!(established.version, 1);
+                        assert_eq!(established.version, *PROTOCOL_VERSIONS.end());
                         results[side] = Some(Ok(established.peer));
                     }
                     Err(sentence) => results[side] = Some(Err(sentence)),
@@ -449,14 +449,15 @@ mod tests {
     #[test]
     fn no_common_version_is_refused_with_both_ranges() {
         let ours = trust(1, 9, monitor());
-        for versions in [2..=3, 0..=0] {
+        let (oldest, newest) = (*PROTOCOL_VERSIONS.start(), *PROTOCOL_VERSIONS.end());
+        for versions in [newest + 1..=newest + 2, 0..=0] {
             let mut hello = encode_preamble(&ours.peer, versions.clone()).to_vec();
             hello.resize(HELLO_SIZE, 0);
             let mut output = Vec::new();
             let error = Handshake::respond(&ours).receive(&hello, &mut output);
             let error = error.expect_err("no common version");
             let range = format!(
-                "versions {} to {}, the listening one 1 to 1",
+                "versions {} to {}, the listening one {oldest} to {newest}",
                 versions.start(),
                 versions.end()
             );

@@ -80,6 +80,18 @@ impl Server {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(self.child.as_ref().expect("it runs"));
         kill_process(pid, signal).unwrap();
+        // Each thread stops when it is scheduled next: until then it may still answer.
+        while signal == Signal::STOP && !self.is_stopped() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let pid = self.child.as_ref().expect("it runs").id();
+        fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        })
     }
 
     /// Returns the number of used bytes that the server reports.

@@ -507,8 +507,6 @@ fn a_page_reads_what_it_shows_in_few_rounds() {
         b"z",
         (0..1500u16).map(|it| (Field::Record(it.to_le_bytes().to_vec()), vec![])),
     );
-    let in_directories = (0..3600).map(|it| format!("{}/{}", it / 3, it % 3));
-    fill(&mut bench.store, b"y", in_directories.map(|it| (Field::Record(it.into()), vec![])));
     let rounds = |read: Read| {
         let (mut reading, mut rounds, mut keys) =
             (Reading::new(Look { reads: vec![read] }, SHAPE), 0, 0);
@@ -539,8 +537,6 @@ fn a_page_reads_what_it_shows_in_few_rounds() {
         ..Listing::default()
     };
     let records = Read::Records { name: name(b"z"), listing: page(b"", 1000) };
-    assert_eq!(rounds(records), (1000, 1, 1001));
-    let records = Read::Records { name: name(b"y"), listing: page(b"/", 1000) };
     assert_eq!(rounds(records), (1000, 1, 1001));
     let list = |listing| Read::List { shards: all_shards(), listing, with_data: true };
     let (entries, rounds_count, keys) = rounds(list(page(b"", 1000)));
