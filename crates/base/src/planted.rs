@@ -83,7 +83,8 @@ pub enum Bug {
     ForwardWithoutRecord,
     /// PG: what queued for an object is prepared on its stored head, not on the effects of those before it.
     QueuedOnStaleHead,
-    /// PG: operations that queue for an object are prepared on what was read before the batch in flight ended.
+    /// PG: operations that queue for an object are prepared on what was read before the batch in flight
+    /// ended.
     WantsReadWhileQueued,
     /// PG: an operation on objects that is sent again is executed again.
     RepeatExecuted,
@@ -98,8 +99,8 @@ pub enum Bug {
     HalfCopiedObjectServed,
     /// PG: batches pass the gate while what they change is read for a learner's page.
     PageOvertakesMutation,
-    /// PG: pages of a learner that had nothing when it was first filled bring no deletions of ranges, although it
-    /// was cut off meanwhile, and missed batches.
+    /// PG: pages of a learner that had nothing when it was first filled bring no deletions of ranges,
+    /// although it was cut off meanwhile, and missed batches.
     PageWithoutRangesAfterBreak,
     /// PG: a batch of objects has a log record in the first shard that it touches, and in no other.
     LogRecordMissing,

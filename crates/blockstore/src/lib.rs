@@ -108,8 +108,8 @@ pub struct Settings {
     /// A checkpoint begins when the journal holds this many bytes, or is half full. A smaller value makes
     /// starts faster, but causes more writes.
     pub checkpoint_after_bytes: u64,
-    /// Batches and pages of object pools wait while entries of so many bytes of records wait for the engine. The
-    /// store says that it lags from half of this on.
+    /// Batches and pages of object pools wait while entries of so many bytes of records wait for the
+    /// engine. The store says that it lags from half of this on.
     pub engine_backlog_bytes_max: u64,
     /// Whether the store is a sparse file. The file system may have no space for a place of such a file,
     /// so space is reserved before the place is given to a block. False for a block device.
@@ -212,8 +212,8 @@ pub struct RequestId(pub u64);
 /// An input of the store.
 #[derive(Debug)]
 pub enum Event {
-    /// A request. Requests take effect in the order in which they arrive; but those that concern no object pool
-    /// pass those that wait for the engine. See `docs/internals/disk.md`.
+    /// A request. Requests take effect in the order in which they arrive; but those that concern no object
+    /// pool pass those that wait for the engine. See `docs/internals/disk.md`.
     Request {
         /// Copied into the answer, to match it to this request.
         id: RequestId,
@@ -455,8 +455,8 @@ pub enum Request {
         /// for clients' reads; others are answered by it, too.
         caches: bool,
     },
-    /// Make all earlier requests durable, except those of object pools that still wait for the engine: they were
-    /// not accepted, and are not lazy.
+    /// Make all earlier requests durable, except those of object pools that still wait for the engine: they
+    /// were not accepted, and are not lazy.
     Sync,
     /// Record in the journal that everything so far is durable, so that the next start does not mistake any
     /// of it for a torn tail. The store does the same by itself when the journal is idle. Done when the

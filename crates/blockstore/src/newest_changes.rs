@@ -33,8 +33,8 @@ pub struct NewestChanges {
     keys: BTreeMap<Vec<u8>, Place>,
     /// By their starts.
     ranges: BTreeMap<Vec<u8>, DeletedRange>,
-    /// Of each entry, where the rest of a range of it began after a later one deleted what lies before. It may have
-    /// gone since.
+    /// Of each entry, where the rest of a range of it began after a later one deleted what lies before. It
+    /// may have gone since.
     rests: BTreeMap<u64, Vec<Vec<u8>>>,
 }
 
@@ -87,7 +87,8 @@ impl NewestChanges {
         }
     }
 
-    /// Removes the changes of an entry. Requires: they were added, and those of all entries before it are removed.
+    /// Removes the changes of an entry. Requires: they were added, and those of all entries before it are
+    /// removed.
     pub fn remove(&mut self, entry: u64, changes: &[Change]) {
         for change in changes {
             match change {
@@ -121,8 +122,8 @@ impl NewestChanges {
         (key < &range.end[..]).then_some(range.place)
     }
 
-    /// Returns the keys within these bounds that were put or deleted by themselves, ascending, each with the newest
-    /// change that concerns it.
+    /// Returns the keys within these bounds that were put or deleted by themselves, ascending, each with
+    /// the newest change that concerns it.
     pub fn within<'a>(&'a self, bounds: Bounds<'a>) -> impl Iterator<Item = (&'a [u8], Place)> {
         let keys = is_sound(bounds).then(|| self.keys.range::<[u8], _>(bounds));
         keys.into_iter()

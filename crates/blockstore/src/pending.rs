@@ -569,8 +569,8 @@ impl Pending {
         family.entries.back().map_or(family.ended, |entry| entry.lsn.max(family.ended))
     }
 
-    /// Returns the value of a key: what the engine answered, and what is pending above `contains`. Requires: the
-    /// family is known.
+    /// Returns the value of a key: what the engine answered, and what is pending above `contains`.
+    /// Requires: the family is known.
     pub fn value(
         &self,
         family: PoolId,
@@ -587,7 +587,8 @@ impl Pending {
     }
 }
 
-/// What is pending of a family above a lsn. Only the newest change of a key counts: if that is not above, none is.
+/// What is pending of a family above a lsn. Only the newest change of a key counts: if that is not above,
+/// none is.
 struct Above<'a> {
     family: &'a Family,
     contains: Lsn,
@@ -670,8 +671,8 @@ struct ScanPart {
 }
 
 impl ScanPart {
-    /// Returns which keys the part tells of: if the engine has more, only those up to the last key of its answer.
-    /// `end`: the end of the query's range.
+    /// Returns which keys the part tells of: if the engine has more, only those up to the last key of its
+    /// answer. `end`: the end of the query's range.
     fn bounds<'a>(&'a self, end: Option<&'a [u8]>) -> Bounds<'a> {
         let last = self.records.last_key().filter(|_| self.more).map(Bound::Included);
         (
@@ -717,8 +718,8 @@ impl ScanProgress {
     }
 
     /// Returns the records so far with what is pending, cut to the limits, or the query for the rest of the
-    /// range if there is none yet: a caller that gets no record could not tell where to go on. Requires: the family
-    /// is known.
+    /// range if there is none yet: a caller that gets no record could not tell where to go on. Requires:
+    /// the family is known.
     pub fn finish(&mut self, family: PoolId, pending: &Pending) -> Result<Answer, Query> {
         let scan = self.query.scan().expect("a scan or list");
         let last = self.parts.last_mut().expect("the engine has answered");

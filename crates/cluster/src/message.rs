@@ -616,8 +616,8 @@ pub struct DiskWork {
     pub flushes: DiskOperations,
 }
 
-/// How long the turns of an OSD's loop took, since it started: each time it handles what has come. Nothing else
-/// is done meanwhile.
+/// How long the turns of an OSD's loop took, since it started: each time it handles what has come. Nothing
+/// else is done meanwhile.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TurnTimes {
@@ -634,7 +634,8 @@ impl TurnTimes {
         self.longest_us = self.longest_us.max(time.as_nanos() / 1000);
     }
 
-    /// Returns the figures, for people and programs. `None`: no turn was counted, or no OSD of ours counts so.
+    /// Returns the figures, for people and programs. `None`: no turn was counted, or no OSD of ours counts
+    /// so.
     pub fn value(&self) -> Option<Value> {
         let micros = |time: Duration| time.as_nanos() / 1000;
         let percentile = |percent| self.times.percentile(percent).map(micros);

@@ -527,8 +527,8 @@ impl Shared {
         self.database.write_opt(Default::default(), &options::write_options())
     }
 
-    /// Begins a flush of the family that needs it most, if all together have too many unflushed bytes, or that
-    /// family too many range deletions.
+    /// Begins a flush of the family that needs it most, if all together have too many unflushed bytes, or
+    /// that family too many range deletions.
     fn flush_if_due(&self) {
         let size_max = self.settings.write_buffer_size.max(1);
         let (mut total, mut neediest) = (0, None);

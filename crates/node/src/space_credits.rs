@@ -462,9 +462,9 @@ impl SpaceCredits {
         if is_full || is_too_large { Verdict::Full } else { Verdict::Unknown }
     }
 
-    /// Returns whether a change may begin now: whether this OSD's own store and all givers have credit for it,
-    /// and nobody who arrived earlier waits for it there. If it must wait, it keeps its places in the lines
-    /// until [`SpaceCredits::leave`].
+    /// Returns whether a change may begin now: whether this OSD's own store and all givers have credit for
+    /// it, and nobody who arrived earlier waits for it there. If it must wait, it keeps its places in the
+    /// lines until [`SpaceCredits::leave`].
     pub fn judge(
         &mut self,
         now: Time,
@@ -874,8 +874,8 @@ impl SpaceCredits {
         demand.promise_bytes(space).min(usable / demand.primary_count())
     }
 
-    /// Returns the share of room of a holder: none if it leads no PG with parity here. One that has one credit
-    /// for both needs room for all that it writes.
+    /// Returns the share of room of a holder: none if it leads no PG with parity here. One that has one
+    /// credit for both needs room for all that it writes.
     fn room_share_of(&self, holder: Member, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         let promise = self.promises.get(&holder.osd);

@@ -363,9 +363,9 @@ impl Operation {
         }
     }
 
-    /// Checks that the operation removes no more than [`RANGES_MAX`] ranges of records of an object; the error
-    /// says what is wrong, for people. An older version has executed such operations, so this is checked only
-    /// where a repeat was looked for.
+    /// Checks that the operation removes no more than [`RANGES_MAX`] ranges of records of an object; the
+    /// error says what is wrong, for people. An older version has executed such operations, so this is
+    /// checked only where a repeat was looked for.
     pub fn check_ranges(&self) -> Result<(), String> {
         let is_range =
             |change: &&ObjectChange| matches!(change, ObjectChange::RemoveRecords { .. });

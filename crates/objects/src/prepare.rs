@@ -384,8 +384,8 @@ impl Run {
         }
     }
 
-    /// Returns a run without operations, of which blind puts want heads, too: the PG may have blocks under the
-    /// hashes of their objects.
+    /// Returns a run without operations, of which blind puts want heads, too: the PG may have blocks under
+    /// the hashes of their objects.
     pub fn that_reads_heads(shape: PoolShape) -> Run {
         Run { reads_heads: true, ..Run::new(shape) }
     }
@@ -435,9 +435,9 @@ impl Run {
 
     /// Prepares an operation on the effects of those before it. `now`: the time in milliseconds since 1970;
     /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] and
-    /// [`Operation::check_ranges`] accept it; what the store has of these objects does not change until the run
-    /// leaves. A blind put asks for nothing: if the PG has blocks under the hash of an object, the run must be
-    /// one that reads heads.
+    /// [`Operation::check_ranges`] accept it; what the store has of these objects does not change until the
+    /// run leaves. A blind put asks for nothing: if the PG has blocks under the hash of an object, the run
+    /// must be one that reads heads.
     pub fn apply(
         &mut self,
         operation: &Operation,
@@ -468,8 +468,9 @@ impl Run {
         self.admit(operation, objects, results)
     }
 
-    /// Returns what must be read before the operation is prepared: heads of its objects, and all that it asserts
-    /// or adds to. If more than it may read is known already, it is refused, and needs nothing more.
+    /// Returns what must be read before the operation is prepared: heads of its objects, and all that it
+    /// asserts or adds to. If more than it may read is known already, it is refused, and needs nothing
+    /// more.
     pub fn wants(&self, operation: &Operation) -> Wants {
         let mut wants = Wants::default();
         if operation.is_blind_put() && !self.reads_heads {

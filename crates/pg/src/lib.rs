@@ -629,8 +629,8 @@ impl Pg {
         self.owed.by(osd)
     }
 
-    /// Returns what a member has not answered in the epoch that ends. A learner that is bound may be an acting
-    /// member of the next one.
+    /// Returns what a member has not answered in the epoch that ends. A learner that is bound may be an
+    /// acting member of the next one.
     fn owed_in_epoch(&self, index: usize) -> Charge {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let mut owed = Charge::default();

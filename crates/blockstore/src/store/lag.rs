@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use super::Store;
 use crate::{Answer, Effect, RequestId};
 
-/// The store lags from these sixteenths of the journal on, or from this part (1/n) of what may be pending on: so that
-/// primaries hold back before batches must wait here.
+/// The store lags from these sixteenths of the journal on, or from this part (1/n) of what may be pending
+/// on: so that primaries hold back before batches must wait here.
 const BEGINS_AT: (u64, u64) = (12, 16);
 const PENDING_SHARE: u64 = 2;
 /// It lags until both are below these sixteenths: of the journal, and of that part.

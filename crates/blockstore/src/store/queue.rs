@@ -101,8 +101,8 @@ impl Queue {
         self.objects.iter().any(|waiting| pool_of(&waiting.request) == Some(pool))
     }
 
-    /// Returns the line at whose end a read waits for the requests that concern it; `None`: there are none. Whoever
-    /// leaves the objects has nothing before it among the others.
+    /// Returns the line at whose end a read waits for the requests that concern it; `None`: there are none.
+    /// Whoever leaves the objects has nothing before it among the others.
     pub fn line_behind(&self, concerns: impl Fn(&Request) -> bool) -> Option<Line> {
         let has = |line: &VecDeque<Waiting>| line.iter().any(|waiting| concerns(&waiting.request));
         match (has(&self.objects), has(&self.others)) {

@@ -82,7 +82,8 @@ pub(super) enum Plan {
 }
 
 impl Store {
-    /// Accepts a request, or queues it: it is tried at the end of the event. A read waits only for what concerns it.
+    /// Accepts a request, or queues it: it is tried at the end of the event. A read waits only for what
+    /// concerns it.
     pub(super) fn on_request(
         &mut self,
         id: RequestId,

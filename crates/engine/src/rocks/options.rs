@@ -10,7 +10,8 @@ use format::engine::Compression;
 /// flushes wait from half of them on. Only a net: the writing thread slows them long before.
 pub(super) const FIRST_FILES_STOP: u32 = 128;
 
-/// A file is compacted if half of some records that follow one another are deletions: scans pass them one by one.
+/// A file is compacted if half of some records that follow one another are deletions: scans pass them one
+/// by one.
 const DELETIONS_WINDOW: usize = 8_192;
 
 /// What an engine may use. Nothing of it is frozen in the files.
@@ -129,8 +130,8 @@ unsafe extern "C" {
     );
 }
 
-/// Files full of deletions are compacted. Requires: of what the options hold, nothing but a table factory with
-/// this cache was set by a value of the crate.
+/// Files full of deletions are compacted. Requires: of what the options hold, nothing but a table factory
+/// with this cache was set by a value of the crate.
 #[allow(unsafe_code)]
 fn compact_on_deletions(options: &mut Options, cache: &Cache) {
     let options = pointer_of(options, cache);
@@ -144,9 +145,10 @@ fn compact_on_deletions(options: &mut Options, cache: &Cache) {
     }
 }
 
-/// Returns RocksDB's pointer, which the crate does not give away. The options consist of it and of what must
-/// live as long as they do: of that there is a cache, whose pointer is known, and nothing else. So it is the one
-/// word that is neither the cache's, nor zero, nor a tag. The workspace pins the crate's version.
+/// Returns RocksDB's pointer, which the crate does not give away. The options consist of it and of what
+/// must live as long as they do: of that there is a cache, whose pointer is known, and nothing else. So it
+/// is the one word that is neither the cache's, nor zero, nor a tag. The workspace pins the crate's
+/// version.
 #[allow(unsafe_code)]
 fn pointer_of(options: &Options, cache: &Cache) -> *mut c_void {
     type Word = *mut c_void;
@@ -156,8 +158,9 @@ fn pointer_of(options: &Options, cache: &Cache) -> *mut c_void {
         assert!(align_of::<Options>() == align_of::<Word>());
         assert!(size_of::<Cache>() == size_of::<Word>());
     }
-    // SAFETY: sizes and alignments are equal. All words of the options are set: pointers, `None` in the place of
-    // pointers, and the tag of an option that is set, which is as large as a pointer beside pointers.
+    // SAFETY: sizes and alignments are equal. All words of the options are set: pointers, `None` in the
+    // place of pointers, and the tag of an option that is set, which is as large as a pointer beside
+    // pointers.
     let words: [Word; WORD_COUNT] = unsafe { std::mem::transmute_copy(options) };
     // SAFETY: the sizes are equal, and a cache is a pointer.
     let cache: Word = unsafe { std::mem::transmute_copy(cache) };

@@ -35,8 +35,8 @@ impl GroupPuts {
         self.newest.push(key);
     }
 
-    /// Returns the keys to delete instead of the range. `None`: there are too many, or RocksDB cannot tell them
-    /// soon.
+    /// Returns the keys to delete instead of the range. `None`: there are too many, or RocksDB cannot tell
+    /// them soon.
     pub(super) fn keys_in_range(
         &mut self,
         database: &Database,
@@ -62,8 +62,8 @@ impl GroupPuts {
     }
 }
 
-/// What range deletions have deleted is found as long as RocksDB has it. Otherwise it would be passed without any
-/// limit, and the list of range deletions be built here.
+/// What range deletions have deleted is found as long as RocksDB has it. Otherwise it would be passed
+/// without any limit, and the list of range deletions be built here.
 fn options(end: &[u8]) -> ReadOptions {
     let mut options = ReadOptions::default();
     options.set_iterate_upper_bound(end);

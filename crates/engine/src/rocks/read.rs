@@ -225,8 +225,8 @@ impl Reading<'_> {
         }
     }
 
-    /// Whether a list ends with what it has, because the read has taken long. The error: it is read again on a
-    /// thread.
+    /// Whether a list ends with what it has, because the read has taken long. The error: it is read again
+    /// on a thread.
     fn is_late(&self, scan: &Scan<'_>, records: &Records) -> Result<bool, EngineError> {
         let Limits { from_memory, until } = self.limits;
         if Instant::now() < until {

@@ -33,8 +33,8 @@ const WAIT_BY_FILE: Duration = Duration::from_millis(3);
 const WAIT_MAX: Duration = Duration::from_millis(500);
 /// What a record takes in a memtable, besides its key and its value.
 const RECORD_OVERHEAD: usize = 64;
-/// When a group has searched for the keys of its range deletions for so long, it writes the others as they are;
-/// likewise when it has as much of a family as a batch can have.
+/// When a group has searched for the keys of its range deletions for so long, it writes the others as they
+/// are; likewise when it has as much of a family as a batch can have.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(100);
 
 pub(super) fn run(shared: &Shared) {

@@ -151,8 +151,8 @@ fn a_range_deletion_deletes_what_waits_to_be_written_before_it<E: Engine>() {
     assert!(client.all(1).into_iter().eq(expected));
 }
 
-/// A batch of puts, deletions, and deletions of ranges: narrow ones, ones with about as many keys as are deleted
-/// one by one, and wide ones.
+/// A batch of puts, deletions, and deletions of ranges: narrow ones, ones with about as many keys as are
+/// deleted one by one, and wide ones.
 fn random_batch(random: &mut Random) -> Vec<Change> {
     let key = |number: u64| format!("{number:03}");
     let count = if random.below(8) == 0 { 100 } else { random.below(6) };

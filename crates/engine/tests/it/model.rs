@@ -127,8 +127,8 @@ impl Written {
     }
 }
 
-/// The process dies and the engine is opened again: it has a prefix of each family's batches. It gets the rest
-/// anew, from before what is there.
+/// The process dies and the engine is opened again: it has a prefix of each family's batches. It gets the
+/// rest anew, from before what is there.
 pub fn crash<E: Engine>(mut client: Client<E>, written: &mut BTreeMap<u32, Written>) -> Client<E> {
     for (family, written) in written.iter_mut() {
         written.note_flushed(&mut client, *family);

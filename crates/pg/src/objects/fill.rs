@@ -51,7 +51,8 @@ pub struct Fill {
     /// The newest version that was given before the learner got batches.
     admitted_at: Version,
     shard: Shard,
-    /// Whether a page of this filling has emptied the shard at the learner: what is there came by batches since.
+    /// Whether a page of this filling has emptied the shard at the learner: what is there came by batches
+    /// since.
     is_emptied: bool,
     stage: Stage,
     /// The walk through the log, if it is not listed, before it begins.

@@ -31,8 +31,8 @@ use super::{Objects, names_of};
 use crate::store_calls::{Call, NewerFor};
 use crate::{Action, Pg, Ticket};
 
-/// The most steps that are looked at in one event to prepare operations: then the turn goes on in a later one, so
-/// that the loop of the OSD does what else has come. The largest operation has a quarter of them.
+/// The most steps that are looked at in one event to prepare operations: then the turn goes on in a later
+/// one, so that the loop of the OSD does what else has come. The largest operation has a quarter of them.
 pub const EVENT_STEPS_MAX: usize = 4 * OPERATION_STEPS_MAX;
 
 /// An operation that is not prepared yet.

@@ -30,8 +30,8 @@ use crate::{Action, Pg, refusal_of};
 const PORTION_KEYS_MAX: usize = 1024;
 /// When a portion has so many bytes of values, no more is asked for.
 const PORTION_SIZE_MAX: usize = 4 << 20;
-/// The most keys of one request to the store. Nothing says how long values are before they are read: so many of
-/// the longest ones are as much as a portion may have.
+/// The most keys of one request to the store. Nothing says how long values are before they are read: so
+/// many of the longest ones are as much as a portion may have.
 const REQUEST_KEYS_MAX: usize = 64;
 
 /// What is being read for a turn.
@@ -124,15 +124,15 @@ impl WantedKey {
 }
 
 impl Pg {
-    /// Reads a portion of what the turn's operations want, but for units of blocks. Requires: the next one wants
-    /// something.
+    /// Reads a portion of what the turn's operations want, but for units of blocks. Requires: the next one
+    /// wants something.
     pub(super) fn want_records(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let keys = self.portion(id);
         self.read_wanted(id, Wanted { keys, ..Wanted::default() }, actions);
     }
 
-    /// Lets a turn go on in a later event. No cache of the store has the key that is read: no session has this
-    /// number.
+    /// Lets a turn go on in a later event. No cache of the store has the key that is read: no session has
+    /// this number.
     pub(super) fn pause(&mut self, id: TurnId, shard: Shard, actions: &mut Vec<Action>) {
         let keys = vec![WantedKey::Pause(shard)];
         self.read_wanted(id, Wanted { keys, ..Wanted::default() }, actions);

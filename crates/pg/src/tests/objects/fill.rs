@@ -182,8 +182,8 @@ fn a_learner_that_dies_in_the_middle_of_an_object_gets_it_whole() {
     }
 }
 
-/// A learner that has nothing is cut off after some events of its filling. Attributes and records of all objects
-/// go, then the filling goes on. Returns whether the learner had passed shards.
+/// A learner that has nothing is cut off after some events of its filling. Attributes and records of all
+/// objects go, then the filling goes on. Returns whether the learner had passed shards.
 fn cut_off(events: usize) -> bool {
     let mut world = World::with_others(events as u64, 2, 2);
     while world.happen() {}
