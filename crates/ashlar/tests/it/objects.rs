@@ -227,6 +227,7 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     cluster.wait_active();
     cluster.run(&["pool", "rm", "one", "--yes"]);
     stop(&mut daemon);
+    cluster.wait_osd(id, false);
     let place = cluster.path().join("records");
     let mut daemon = run_osd(&cluster, &device.path, Some(&place));
     cluster.wait_osd(id, true);
