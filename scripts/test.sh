@@ -75,8 +75,9 @@ if [ "$what" = proof ]; then
     part 'planted bugs' "$sim" --planted all --seeds 1..500 --cpu-minutes-max 40
     part 'planted bugs of unit tests' cargo_ci test --workspace --lib -- --ignored planted_bugs_
     part 'unit tests, all seeds' env TESTS=all cargo_ci test --workspace --lib --bins --test '[!p]*'
-    part 'real processes, all cases' env TESTS=all cargo_ci test --workspace --test processes -- --test-threads=2
-    part 'crashes' cargo_ci test --workspace --lib -- --ignored --skip planted_bugs_ tests::
+    part 'real processes, all cases' env TESTS=all cargo_ci test --workspace --test processes -- \
+        --include-ignored --test-threads=2
+    part 'many runs' cargo_ci test --workspace --lib -- --ignored in_many_runs every_crash_of_one_member
     exit 0
 fi
 part 'format' cargo fmt --all --check
