@@ -9,11 +9,11 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 help:
 	@echo "make up       build, and run a cluster in $(DIR)"
 	@echo "make build    install what is missing, build, link ./ashlar"
-	@echo "make release  the same, optimised as a whole: twice the time to build"
+	@echo "make release  the same, optimised as a whole, which takes longer to build"
 	@echo "make down     stop it"
 	@echo "make test     everything CI runs (installs what tests need)"
 	@echo "make check    format, lints, unit tests, 50 seeds: before every commit"
-	@echo "make proof    beside it, what proves the tests: planted bugs, 500 seeds, all cases (two hours)"
+	@echo "make proof    beside it, what proves the tests: planted bugs, 500 seeds, all cases (hours)"
 	@echo "make bench    speed beside the machine's limits (docs/performance.md)"
 	@echo "make soak     fresh seeds for fuzzers, properties and simulators until stopped;"
 	@echo "              make soak SEEDS=A..B runs these once"
