@@ -242,6 +242,10 @@ impl Monitor {
         }
         if self.event_last > 0 && now.since(self.now) >= LEFT_AFTER {
             self.failure_detector.note_standstill(now);
+        }
+        let gap_max = LEFT_AFTER
+            .min(Duration::from_millis(self.span(Setting::SessionTimeout).as_millis() / 2));
+        if self.event_last > 0 && now.since(self.now) >= gap_max {
             self.silent_clients.count_anew(now);
         }
         self.now = now;

@@ -648,6 +648,8 @@ impl ClientCore {
             self.advance_replay(now, part.request, effects);
             return;
         }
+        // A part that failed may have been carried out when it was sent before.
+        request.has_changed |= part.may_have_happened;
         if request.failure.is_some() {
             // A part that succeeded has superseded its earlier sends. A part that failed may still arrive at
             // an OSD.

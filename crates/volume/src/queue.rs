@@ -120,10 +120,15 @@ impl Queue {
         let woken_by = self.set(turn, Waits::Turn);
         self.to_judge.remove(&turn);
         self.waiting.remove(&turn);
+        self.judge_behind();
+        woken_by.into_iter().for_each(|pg| self.wake(pg));
+    }
+
+    /// Lets all requests be judged that wait for older ones.
+    pub(crate) fn judge_behind(&mut self) {
         for other in self.behind.clone() {
             self.set(other, Waits::Turn);
         }
-        woken_by.into_iter().for_each(|pg| self.wake(pg));
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -21,7 +21,7 @@ use base::{ConnectionId, Duration, SessionId, Time, TraceEvent};
 use super::job::{Job, Wants};
 use super::{Effect, Monitor, Setting};
 use crate::message::{Command, FromMonitor};
-use crate::records::Used;
+use crate::records::{LockRecord, Used};
 
 /// A client from which nothing has come for this long is asked whether it is alive. A client that hears
 /// nothing from its monitor sends `Ping` more often: only clients that receive other messages are asked.
@@ -132,9 +132,17 @@ impl Monitor {
         if self.silent_clients.asked.is_empty() || self.is_older() {
             return false;
         }
-        let in_the_way = self.sessions_in_the_way(job).into_iter();
+        let in_the_way = self.sessions_in_the_way(job);
+        let is_over = |session: &SessionId| {
+            self.sessions.connection(*session).is_none()
+                || self.overdue_since(now, *session).is_some()
+        };
+        // A command is refused as long as anybody is in its way: then nobody need go.
+        if matches!(job, Job::Command { .. }) && !in_the_way.iter().all(is_over) {
+            return false;
+        }
         let overdue: BTreeMap<ConnectionId, Time> =
-            in_the_way.filter_map(|session| self.overdue_since(now, session)).collect();
+            in_the_way.iter().filter_map(|session| self.overdue_since(now, *session)).collect();
         if overdue.is_empty() {
             return false;
         }
@@ -158,15 +166,17 @@ impl Monitor {
         let used = match job {
             Job::OpenSession { wants: Wants::Image { name, read_only, lock }, .. } => {
                 let image = self.committed.image_named(name).map(|image| image.info.id);
-                if !*lock || *read_only {
-                    let lock = image.and_then(|image| self.committed.lock(image));
-                    return lock
-                        .filter(|lock| lock.lazy)
-                        .map(|lock| lock.session)
-                        .into_iter()
-                        .collect();
+                let is_wanted = *lock && !*read_only;
+                let is_open = |lock: &&LockRecord| {
+                    self.committed.session(lock.session).is_some_and(|record| !record.ended)
+                };
+                // Others than the holder decide only where there is none: see `claim_lock`.
+                let holder = image.and_then(|image| self.committed.lock(image)).filter(is_open);
+                if let Some(holder) = holder {
+                    let keeps_out = is_wanted || holder.lazy;
+                    return keeps_out.then_some(holder.session).into_iter().collect();
                 }
-                image.map(Used::Image)
+                image.filter(|_| is_wanted).map(Used::Image)
             }
             Job::Command { command, .. } => self.used_to_free(command),
             _ => None,

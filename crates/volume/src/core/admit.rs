@@ -214,8 +214,10 @@ impl ClientCore {
         volume.part_count += 1;
         volume.byte_count += weight;
         volume.windows.enter(pg, weight, lazy);
-        if request.is_cut() {
-            volume.queue.remove(request.turn);
+        match request.is_cut() {
+            true => volume.queue.remove(request.turn),
+            // What waits behind it may overlap no part that is left.
+            false => volume.queue.judge_behind(),
         }
         let part = Part { weight, lazy, ..Part::new(key, handle, pg, target, stripe, work) };
         let part = self.parts.insert(Part { index, ..part });

@@ -87,12 +87,12 @@ impl ClientCore {
                 | Work::Patch(Patch { step: PatchStep::Write { .. }, .. }),
                 Outcome::Written { durable, .. },
             ) => {
+                self.requests[part.request].has_changed = true;
                 if volume.is_lazy() && !part.lazy && !durable {
                     let why = "the OSD did not make the change durable as requested".to_string();
                     return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
                 self.on_acknowledged(key, durable);
-                self.requests[self.parts[key].request].has_changed = true;
                 self.end_part(now, key, Found::Nothing, effects);
             }
             (Work::Extents { range }, Outcome::Extents { bitmap })
@@ -140,8 +140,12 @@ impl ClientCore {
         };
         let is_direct = part.is_direct;
         part.asks_primary |= is_direct;
-        // The PG may have carried it out when its epoch ended. All other refusals come before it begins.
+        // The PG may have carried it out when its epoch ended. All other refusals come before it begins, but for
+        // zeros whose primary had no lease any more when they were done: it says *busy*, which tells nothing.
         let is_sure = !matches!(refusal, Refusal::Stale(_) | Refusal::Corrupted);
+        if matches!((&refusal, &part.work), (Refusal::Busy, Work::Zero { .. })) {
+            part.on_answer_lost();
+        }
         part.may_have_happened |= !is_sure && part.may_happen();
         part.refusal = Some(refusal.to_string());
         match refusal {

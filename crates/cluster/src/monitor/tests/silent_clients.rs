@@ -134,6 +134,27 @@ fn a_holder_that_answers_or_says_anything_else_keeps_its_lock() {
 }
 
 #[test]
+fn a_silent_client_beside_a_holder_that_answers_is_in_nobodys_way() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    rig.report(1, |report| report.commit = "immediate".into());
+    let holder = rig.new_client();
+    assert!(rig.attach(holder).unwrap().unwrap().1);
+    let silent = rig.new_client();
+    let (session, locked, _) = rig.attach(silent).unwrap().unwrap();
+    assert!(!locked, "it shares the volume");
+    for _ in 0..60 {
+        rig.advance(Duration::from_secs(1));
+        rig.answer_probes(holder);
+    }
+    let other = rig.new_client();
+    assert!(!rig.attach(other).unwrap().unwrap().1, "the holder has the lock");
+    let removed = rig.command(Command::VolumeRemove { volume: "v".into() });
+    assert_eq!(removed.unwrap_err().code, "busy");
+    assert!(!rig.has_fenced(session) && rig.open.contains(&silent));
+}
+
+#[test]
 fn a_client_of_an_older_version_is_not_asked_and_keeps_its_lock() {
     let mut rig = rig();
     let holder = rig.client();
