@@ -475,7 +475,10 @@ impl Long {
         if next.is_none() {
             part = PagePart::Last { name: self.name.bytes().to_vec() };
         }
-        changes.extend(with_ranges.then_some(Change::DeleteRange { start, end: behind }));
+        // A page has something: where nothing is left of the object, the deletion that finds nothing.
+        if with_ranges || changes.is_empty() && puts.is_empty() {
+            changes.push(Change::DeleteRange { start, end: behind });
+        }
         changes.extend(puts);
         let next = next.map(|from| Long { name: self.name.clone(), from: Some(from) });
         Made::Page { records: changes, part, left: Vec::new(), next }
