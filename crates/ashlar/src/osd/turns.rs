@@ -3,8 +3,6 @@
 //! Nothing else happens on an OSD during a turn: no read is answered, no lease renewed. So each is counted, without
 //! its wait for events, and a long one is logged.
 
-use std::collections::BTreeMap;
-
 use base::{Duration, Time, TraceEvent};
 use format::door::NetEvent;
 use format::wire::{Message, Op};
@@ -20,15 +18,15 @@ pub struct Turns {
     /// The wait since then, in nanoseconds like all below.
     waited: u64,
     time: u64,
-    /// What was done in this turn: how often, and how long all of it took.
-    done: BTreeMap<&'static str, (u32, u64)>,
+    /// What was done in this turn: how often, and how long all of it took. Its memory stays from turn to turn.
+    done: Vec<(&'static str, u32, u64)>,
     /// What took longest at a time.
     longest: (u64, &'static str),
 }
 
 impl Turns {
     pub fn new(now: Time) -> Turns {
-        Turns { at: now, waited: 0, time: 0, done: BTreeMap::new(), longest: (0, "") }
+        Turns { at: now, waited: 0, time: 0, done: Vec::new(), longest: (0, "") }
     }
 
     /// Notes that the loop has waited for events.
@@ -41,8 +39,10 @@ impl Turns {
         let span = now.since(self.at).as_nanos().saturating_sub(self.waited);
         (self.at, self.waited) = (now, 0);
         self.time += span;
-        let (count, sum) = self.done.entry(what).or_default();
-        (*count, *sum) = (*count + 1, *sum + span);
+        match self.done.iter_mut().find(|(known, ..)| *known == what) {
+            Some((_, count, sum)) => (*count, *sum) = (*count + 1, *sum + span),
+            None => self.done.push((what, 1, span)),
+        }
         self.longest = self.longest.max((span, what));
     }
 
@@ -50,15 +50,15 @@ impl Turns {
     pub fn end(&mut self) -> (Duration, Option<TraceEvent>) {
         let time = Duration::from_nanos(std::mem::take(&mut self.time));
         let (span, what) = std::mem::take(&mut self.longest);
-        let done = std::mem::take(&mut self.done);
         if time <= LONG {
+            self.done.clear();
             return (time, None);
         }
-        let mut done: Vec<_> = done.into_iter().collect();
-        done.sort_by_key(|(_, (_, sum))| std::cmp::Reverse(*sum));
-        let done = done
-            .into_iter()
-            .map(|(what, (count, sum))| format!("{what}: {} ms, {count} times", sum / 1_000_000));
+        self.done.sort_by_key(|(.., sum)| std::cmp::Reverse(*sum));
+        let done = self
+            .done
+            .drain(..)
+            .map(|(what, count, sum)| format!("{what}: {} ms, {count} times", sum / 1_000_000));
         let event =
             TraceEvent::warn("a turn of the loop took long: nothing else was done meanwhile");
         let event = event.number("turn_ms", time.as_millis());

@@ -12,8 +12,9 @@
 //!   2. Who is put back, because it lacks room, is the next one to leave: nobody gets room before it.
 //!   3. An object request leaves after all others that came before it. The others wait for the objects before them,
 //!      unless the first of these waits for the engine.
+//!   4. `objects_of` counts the requests among the objects that change a pool: each new request asks for its pool.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use base::{PgId, PoolId};
 
@@ -51,6 +52,7 @@ pub(super) struct Queue {
     settles: VecDeque<Waiting>,
     objects: VecDeque<Waiting>,
     others: VecDeque<Waiting>,
+    objects_of: BTreeMap<PoolId, usize>,
     number_last: u64,
 }
 
@@ -59,18 +61,32 @@ impl Queue {
     pub fn push(&mut self, line: Line, id: RequestId, request: Request) {
         self.number_last += 1;
         let waiting = Waiting { line, number: self.number_last, id, request };
+        self.count_in(&waiting);
         self.line(line).push_back(waiting);
     }
 
     /// Takes the request that is to be tried next. `engine_takes`: whether the engine is not too far behind.
     pub fn pop(&mut self, engine_takes: bool) -> Option<Waiting> {
         let line = self.next(engine_takes)?;
-        self.line(line).pop_front()
+        let waiting = self.line(line).pop_front()?;
+        if line == Line::Objects {
+            count_out(&mut self.objects_of, &waiting.request);
+        }
+        Some(waiting)
     }
 
     /// Puts a request back that lacks room.
     pub fn put_back(&mut self, waiting: Waiting) {
+        self.count_in(&waiting);
         self.line(waiting.line).push_front(waiting);
+    }
+
+    fn count_in(&mut self, waiting: &Waiting) {
+        if waiting.line == Line::Objects
+            && let Some(pool) = pool_of(&waiting.request)
+        {
+            *self.objects_of.entry(pool).or_default() += 1;
+        }
     }
 
     /// Returns the line of which the first request is tried next.
@@ -98,7 +114,7 @@ impl Queue {
 
     /// Whether a request of the pool waits among the objects.
     pub fn has_objects_of(&self, pool: PoolId) -> bool {
-        self.objects.iter().any(|waiting| pool_of(&waiting.request) == Some(pool))
+        self.objects_of.contains_key(&pool)
     }
 
     /// Returns the line at whose end a read waits for the requests that concern it; `None`: there are none.
@@ -118,11 +134,25 @@ impl Queue {
         for line in [&mut self.objects, &mut self.others] {
             line.retain(|waiting| {
                 let is_it = is_it(&waiting.request);
-                gone.extend(is_it.then_some(waiting.id));
+                if is_it {
+                    gone.push(waiting.id);
+                    if waiting.line == Line::Objects {
+                        count_out(&mut self.objects_of, &waiting.request);
+                    }
+                }
                 !is_it
             });
         }
         gone
+    }
+}
+
+fn count_out(objects_of: &mut BTreeMap<PoolId, usize>, request: &Request) {
+    let Some(pool) = pool_of(request) else { return };
+    let count = objects_of.get_mut(&pool).expect("it was counted when it came");
+    *count -= 1;
+    if *count == 0 {
+        objects_of.remove(&pool);
     }
 }
 
@@ -188,6 +218,9 @@ mod tests {
             let mut queue = Queue::default();
             let mut passed_count = 0;
             for _ in 0..200 {
+                let of_pool = |waiting: &Waiting| pool_of(&waiting.request).is_some();
+                let is_any = queue.objects.iter().any(of_pool);
+                assert_eq!(queue.has_objects_of(PoolId::FIRST), is_any, "seed {seed}");
                 if random.below(2) == 0 {
                     let (line, request) = match random.below(4) {
                         0 => (Line::Others, Request::Sync),
