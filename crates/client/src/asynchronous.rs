@@ -231,7 +231,7 @@ impl Volume {
     }
 
     async fn request(&self, wish: Wish) -> Reached {
-        self.hold.begin(wish, self.within).await.unwrap_or(Err(VolumeError::Ended))
+        self.hold.begin(wish, self.within).await
     }
 
     /// Reads a range; bytes that were never written read as zeros.
@@ -367,10 +367,11 @@ pub(crate) struct Asked {
 }
 
 impl Future for Asked {
-    type Output = Option<Reached>;
+    type Output = Reached;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Reached>> {
-        Pin::new(&mut self.answer).poll(context)
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reached> {
+        let reached = Pin::new(&mut self.answer).poll(context);
+        reached.map(|reached| reached.unwrap_or(Err(VolumeError::Ended)))
     }
 }
 

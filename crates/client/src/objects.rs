@@ -586,10 +586,8 @@ impl ObjectPool {
             page_size_max: query.answer_size_max() as u64,
             pgs_max: query.pgs_max(),
         };
-        let listed = self.hold.begin(wish, self.within).await;
-        let Found::Listed { pages: answers, refused } =
-            listed.unwrap_or(Err(VolumeError::Ended))?
-        else {
+        let listed = self.hold.begin(wish, self.within).await?;
+        let Found::Listed { pages: answers, refused } = listed else {
             unreachable!("a list has pages")
         };
         let alone: Vec<_> = refused
@@ -618,8 +616,8 @@ pub fn all() -> Listing {
     Listing { count_max: PAGE_COUNT_MAX, size_max: PAGE_SIZE_MAX, ..Listing::default() }
 }
 
-fn executed(reached: Option<Reached>) -> Result<Executed, ObjectError> {
-    match reached.unwrap_or(Err(VolumeError::Ended))? {
+fn executed(reached: Reached) -> Result<Executed, ObjectError> {
+    match reached? {
         Found::Mutated { version, results } => match decode_results(&results) {
             Some(results) => Ok(Executed { version, results }),
             None => Err(strange_answer()),
@@ -628,8 +626,8 @@ fn executed(reached: Option<Reached>) -> Result<Executed, ObjectError> {
     }
 }
 
-fn answered(reached: Option<Reached>) -> Result<Vec<ReadAnswer>, ObjectError> {
-    match reached.unwrap_or(Err(VolumeError::Ended))? {
+fn answered(reached: Reached) -> Result<Vec<ReadAnswer>, ObjectError> {
+    match reached? {
         Found::Looked(answers) => decode_answers(&answers.into()).ok_or_else(strange_answer),
         _ => unreachable!("a look has answers"),
     }

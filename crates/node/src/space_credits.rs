@@ -268,14 +268,6 @@ impl Credit {
         std::iter::once(&mut self.space).chain(&mut self.room)
     }
 
-    /// Returns what a change takes of each kind of credit here; 0: none.
-    fn kinds_of(&self, charge: Charge) -> [(Kind, u64); 2] {
-        match self.room.is_some() {
-            true => kinds_of(charge),
-            false => [(Kind::Space, charge.whole_bytes), (Kind::Room, 0)],
-        }
-    }
-
     fn part(&mut self, kind: Kind) -> &mut Part {
         match (kind, &mut self.room) {
             (Kind::Room, Some(room)) => room,
@@ -284,8 +276,15 @@ impl Credit {
     }
 }
 
-fn kinds_of(charge: Charge) -> [(Kind, u64); 2] {
-    [(Kind::Space, charge.space_bytes), (Kind::Room, charge.room_bytes)]
+/// Returns what a change takes of each kind of credit, where it takes any. `is_split`: whether space and room
+/// are two credits.
+fn kinds_of(charge: Charge, is_split: bool) -> impl Iterator<Item = (Kind, u64)> {
+    let (space_bytes, room_bytes) = match is_split {
+        true => (charge.space_bytes, charge.room_bytes),
+        false => (charge.whole_bytes, 0),
+    };
+    let kinds = [(Kind::Space, space_bytes), (Kind::Room, room_bytes)];
+    kinds.into_iter().filter(|(_, bytes)| *bytes > 0)
 }
 
 impl Pledge {
@@ -487,16 +486,13 @@ impl SpaceCredits {
             lacking.push(place);
             worst = worst.max(verdict);
         };
-        for (kind, bytes) in kinds_of(charge).into_iter().filter(|(_, bytes)| *bytes > 0) {
+        for (kind, bytes) in kinds_of(charge, true) {
             let verdict = self.here(now, space, kind, bytes);
             count(&self.lines, (None, kind), verdict);
         }
         for giver in givers {
-            let kinds = match self.credits.get(giver) {
-                Some(credit) => credit.kinds_of(charge),
-                None => kinds_of(charge),
-            };
-            for (kind, bytes) in kinds.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            let is_split = self.credits.get(giver).is_none_or(|credit| credit.room.is_some());
+            for (kind, bytes) in kinds_of(charge, is_split) {
                 let verdict = self.at(*giver, kind, bytes);
                 count(&self.lines, (Some(*giver), kind), verdict);
             }
@@ -529,7 +525,7 @@ impl SpaceCredits {
         for giver in givers {
             *self.owed.entry(*giver).or_default() += charge;
             let credit = self.credits.get_mut(giver).expect("it has credit");
-            for (kind, bytes) in credit.kinds_of(charge).into_iter().filter(|(_, it)| *it > 0) {
+            for (kind, bytes) in kinds_of(charge, credit.room.is_some()) {
                 let is_forgotten = planted::on(Bug::CreditNotCounted)
                     || kind == Kind::Room && planted::on(Bug::RoomNotCounted);
                 credit.wants_more |= credit.part(kind).take(bytes, !is_forgotten);
@@ -628,9 +624,7 @@ impl SpaceCredits {
 
     /// Returns whether this OSD's store has credit for a change, as far as the demand is known.
     pub fn has_all_here(&self, space: Space, charge: Charge) -> bool {
-        kinds_of(charge)
-            .into_iter()
-            .all(|(kind, bytes)| bytes == 0 || self.has_here(space, kind, bytes))
+        kinds_of(charge, true).all(|(kind, bytes)| self.has_here(space, kind, bytes))
     }
 
     /// Returns what is left for writes in PGs that this OSD leads. This OSD may use no more than the maximum

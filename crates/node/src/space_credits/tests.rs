@@ -95,7 +95,7 @@ impl SpaceCredits {
 
     fn may_begin_at(&mut self, giver: OsdId, charge: Charge) -> bool {
         let Some(credit) = self.credits.get(&giver) else { return false };
-        let kinds = credit.kinds_of(charge).into_iter().filter(|(_, bytes)| *bytes > 0);
+        let kinds = kinds_of(charge, credit.room.is_some());
         kinds
             .fold(true, |all, (kind, bytes)| all & (self.at(giver, kind, bytes) == Verdict::Enough))
     }

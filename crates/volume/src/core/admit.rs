@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use base::{PgId, Time};
+use base::{PgId, PoolId, Time};
 
 use super::ClientCore;
 use crate::cut::{StripeSize, volume_size_max};
@@ -119,7 +119,7 @@ impl ClientCore {
         let volume = &self.volumes[&handle];
         let attached = volume.attached().expect("the caller looked");
         let pool = attached.pool();
-        let shares = share_count(self.routes.pool(pool).map_or(1, |pool| pool.pg_count));
+        let shares = self.shares(pool);
         let request = &mut self.requests[key];
         let has_room =
             |number| volume.windows.room(PgId { pool, number }, 0, shares) != Room::NoneOfPg;
@@ -179,6 +179,11 @@ impl ClientCore {
         to_sync.retain(|other| all > size_max || *other == pg);
         to_sync.into_iter().for_each(|pg| self.begin_sync(handle, pg));
         keeping
+    }
+
+    /// Returns among how many the PGs of a pool share what may be in flight and what may be kept.
+    fn shares(&self, pool: PoolId) -> u32 {
+        share_count(self.routes.pool(pool).map_or(1, |pool| pool.pg_count))
     }
 
     /// Returns how many bytes may be kept of one PG.
@@ -267,8 +272,7 @@ impl ClientCore {
             volume.unsynced_pgs().into_iter().for_each(|pg| self.begin_sync(handle, pg));
             return;
         }
-        let pg_count = self.routes.pool(pg.pool).map_or(1, |pool| pool.pg_count);
-        if kept(&pg) * 2 >= self.kept_share(share_count(pg_count)) {
+        if kept(&pg) * 2 >= self.kept_share(self.shares(pg.pool)) {
             self.begin_sync(handle, pg);
         }
     }
