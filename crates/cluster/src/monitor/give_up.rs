@@ -23,6 +23,7 @@ use format::wire::{Member, PgEntry};
 use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::osd::OsdLive;
+use super::refusal::names_and_more;
 use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
@@ -351,20 +352,14 @@ impl Monitor {
                 pool.pool.pg_count, pool.pool.name
             );
         }
-        let images: Vec<_> =
-            self.committed.images().filter(|image| image.info.pool == pg.pool).collect();
-        let mut names: Vec<&str> = images.iter().map(|image| image.info.name.as_str()).collect();
-        names.truncate(NAMED_COUNT_MAX);
-        let more = match images.len() - names.len() {
-            0 => String::new(),
-            count => format!(" and {count} more"),
-        };
+        let images = self.committed.images().filter(|image| image.info.pool == pg.pool);
+        let names = images.map(|image| image.info.name.as_str());
         format!(
             "the affected blocks are unknown: this PG holds 1/{} of each volume of pool {} \
-             ({}{more}), and any acknowledged write in it may read as older data or as zeros",
+             ({}), and any acknowledged write in it may read as older data or as zeros",
             pool.pool.pg_count,
             pool.pool.name,
-            names.join(", "),
+            names_and_more(names, NAMED_COUNT_MAX),
         )
     }
 

@@ -11,6 +11,7 @@ use placement::{Candidate, PlanError};
 use super::committed_state::{Batch, Write};
 use super::job::{Done, Plan};
 use super::planning::fingerprint;
+use super::refusal::names_and_more;
 use super::{Monitor, failure};
 use crate::map::{FailureDomain, OBJECT_BLOCK_BYTES_MAX, Pool, PoolKind, SHARD_COUNT_MAX};
 use crate::message::{Command, Failure, FamilyReport, ObjectOptions};
@@ -112,16 +113,13 @@ impl Monitor {
 
     /// Says which OSDs could keep no PGs of a new pool of objects; `None`: there is no such OSD.
     fn name_without_engine(&self) -> Option<String> {
-        let mut left = self.without_engine();
-        let named: Vec<String> =
-            left.by_ref().take(OSDS_NAMED_MAX).map(|osd| osd.to_string()).collect();
-        let more = match left.count() {
-            0 => String::new(),
-            count => format!(" and {count} more"),
+        let verb = match self.without_engine().count() {
+            0 => return None,
+            1 => "has",
+            _ => "have",
         };
-        let verb = if named.len() == 1 && more.is_empty() { "has" } else { "have" };
-        (!named.is_empty())
-            .then(|| format!("{}{more} {verb} no engine for records of objects", named.join(", ")))
+        let named = names_and_more(self.without_engine(), OSDS_NAMED_MAX);
+        Some(format!("{named} {verb} no engine for records of objects"))
     }
 
     /// Checks that each OSD's store has room for the records of the PGs that it would have.

@@ -33,3 +33,14 @@ pub(super) fn first_names(names: &[String]) -> String {
     let some = &names[..names.len().min(NAMED_COUNT_MAX)];
     format!("{}{more}", some.join(", "))
 }
+
+/// Lists names up to this count, and says how many more there are.
+pub(super) fn names_and_more(names: impl IntoIterator<Item: ToString>, count_max: usize) -> String {
+    let mut names = names.into_iter();
+    let named: Vec<String> = names.by_ref().take(count_max).map(|name| name.to_string()).collect();
+    let more = match names.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    format!("{}{more}", named.join(", "))
+}
