@@ -128,6 +128,15 @@ fn long_object(object: &[u8], value: u8) -> Operation {
     one(object, vec![], sets.collect())
 }
 
+/// The first member loses all that it has, and is filled by the second one as a learner.
+fn lose_all_of_a_learner(world: &mut World) {
+    world.set_members(&[1], &[0]);
+    world.osds[0].store = Default::default();
+    world.osds[0].store.is_fragile = true;
+    world.restart(0);
+    world.enter();
+}
+
 fn change(world: &mut World, operation: Operation) {
     world.begin(Kind::Mutate(operation));
     while world.happen() {}
@@ -194,11 +203,7 @@ fn cut_off(events: usize) -> bool {
         let sets = fields.map(|field| ObjectChange::Set(field, vec![1]));
         change(&mut world, one(name, vec![], sets.to_vec()));
     }
-    world.set_members(&[1], &[0]);
-    world.osds[0].store = Default::default();
-    world.osds[0].store.is_fragile = true;
-    world.restart(0);
-    world.enter();
+    lose_all_of_a_learner(&mut world);
     (0..events).for_each(|_| _ = world.happen());
     world.restart(0);
     let filling = world.osds[0].pg.record().and_then(|record| record.filling.as_ref());
@@ -227,11 +232,7 @@ fn objects_of_an_emptied_shard_come_without_deletions_of_ranges() {
         for at in 0..8 {
             change(&mut world, long_object(&[b'o', at], at));
         }
-        world.set_members(&[1], &[0]);
-        world.osds[0].store = Default::default();
-        world.osds[0].store.is_fragile = true;
-        world.restart(0);
-        world.enter();
+        lose_all_of_a_learner(&mut world);
         until(&mut world, World::serves);
         let unset = one(&[b'o', 1], vec![], vec![ObjectChange::Unset(record(3))]);
         world.begin(Kind::Mutate(unset));
@@ -307,11 +308,7 @@ fn what_the_primary_cannot_read_ends_the_filling_and_is_said() {
         let mut world = World::with_others(0, 2, 2);
         while world.happen() {}
         change(&mut world, one(b"a", vec![], vec![ObjectChange::Put(vec![1; 200 << 10])]));
-        world.set_members(&[1], &[0]);
-        world.osds[0].store = Default::default();
-        world.osds[0].store.is_fragile = true;
-        world.restart(0);
-        world.enter();
+        lose_all_of_a_learner(&mut world);
         (0..events).for_each(|_| _ = world.happen());
         world.osds[1].store.is_damaged = true;
         while world.happen() {}
