@@ -53,10 +53,11 @@ soak:
 	bash scripts/soak.sh
 
 crashes:
-	$(CARGO) test --profile ci --locked -p pg --lib -- --ignored tests::stripe_crashes
+	$(CARGO) test --profile ci --locked --workspace --lib -- --ignored tests::stripe_crashes
 
 planted:
-	$(CARGO) run --profile ci --locked -p sim -- --planted all --seeds $(or $(SEEDS),1..500)
+	$(CARGO) build --profile ci --locked --workspace --bins
+	$(TARGET)/ci/sim --planted all --seeds $(or $(SEEDS),1..500)
 
 clean:
 	$(CARGO) clean

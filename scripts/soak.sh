@@ -11,7 +11,7 @@ fuzzed="blockstore pg node cluster"
 fuzzers="fuzz:: random:: no_schedule whatever_comes"
 properties="format volume attach objects"
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-cargo build --profile ci --locked -p sim
+cargo build --profile ci --locked --workspace --bins
 
 cargo_test() { cargo test --profile ci --locked "$@"; }
 
