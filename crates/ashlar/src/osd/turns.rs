@@ -18,7 +18,8 @@ pub struct Turns {
     /// The wait since then, in nanoseconds like all below.
     waited: u64,
     time: u64,
-    /// What was done in this turn: how often, and how long all of it took. Its memory stays from turn to turn.
+    /// What was done in this turn: how often, and how long all of it took. Its memory stays from turn to
+    /// turn.
     done: Vec<(&'static str, u32, u64)>,
     /// What took longest at a time.
     longest: (u64, &'static str),

@@ -140,8 +140,9 @@ impl ClientCore {
         };
         let is_direct = part.is_direct;
         part.asks_primary |= is_direct;
-        // The PG may have carried it out when its epoch ended. All other refusals come before it begins, but for
-        // zeros whose primary had no lease any more when they were done: it says *busy*, which tells nothing.
+        // The PG may have carried it out when its epoch ended. All other refusals come before it begins, but
+        // for zeros whose primary had no lease any more when they were done: it says *busy*, which tells
+        // nothing.
         let is_sure = !matches!(refusal, Refusal::Stale(_) | Refusal::Corrupted);
         if matches!((&refusal, &part.work), (Refusal::Busy, Work::Zero { .. })) {
             part.on_answer_lost();
