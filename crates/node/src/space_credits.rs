@@ -341,14 +341,6 @@ impl Demand {
         self.promise_bytes_max(space).saturating_mul(self.earlier_runs.len() as u64)
     }
 
-    /// Returns the part of all room for prepared versions that each primary of PGs with parity may use. One
-    /// part more is counted, because a former primary keeps its promise until its lease has expired.
-    fn room_share(&self, space: Space) -> u64 {
-        let all = space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE;
-        let share = all / (self.parity_primaries.len() as u64 + 1);
-        share - share % UNIT_SIZE
-    }
-
     /// Returns how many bytes of writes, in whole blocks, fit into this much room.
     fn writes_within(&self, room_bytes: u64) -> u64 {
         let bytes = room_bytes / PREPARED_COST.1 * PREPARED_COST.0;
@@ -638,7 +630,7 @@ impl SpaceCredits {
     fn most_here(&self, space: Space, kind: Kind) -> u64 {
         self.demand.as_ref().map_or(u64::MAX, |demand| match kind {
             Kind::Space => demand.promise_bytes_max(space),
-            Kind::Room => demand.room_share(space),
+            Kind::Room => self.room_share(space),
         })
     }
 
@@ -860,6 +852,19 @@ impl SpaceCredits {
         promised.fold(self.promisable(space, kind), u64::saturating_sub)
     }
 
+    /// Returns the part of all room for prepared versions that each primary of PGs with parity may use, and
+    /// each one that has one credit for both kinds. One part more is counted, because a former primary keeps
+    /// its promise until its lease has expired.
+    fn room_share(&self, space: Space) -> u64 {
+        let Some(demand) = &self.demand else { return 0 };
+        let has_parity = |osd: &OsdId| demand.parity_primaries.contains(osd);
+        let others = self.promises.iter().filter(|(osd, _)| !has_parity(osd));
+        let with_one = others.filter(|(_, promise)| promise.room.is_none()).count();
+        let count = (demand.parity_primaries.len() + with_one) as u64 + 1;
+        let share = (space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE) / count;
+        share - share % UNIT_SIZE
+    }
+
     /// Returns the share of space that is promised to each primary: the fixed maximum, or an equal part of
     /// the available space if that is less.
     fn share(&self, space: Space) -> u64 {
@@ -875,7 +880,7 @@ impl SpaceCredits {
         let promise = self.promises.get(&holder.osd);
         let is_one = promise.is_some_and(|promise| promise.room.is_none());
         match is_one || demand.parity_primaries.contains(&holder.osd) {
-            true => demand.room_share(space),
+            true => self.room_share(space),
             false => 0,
         }
     }

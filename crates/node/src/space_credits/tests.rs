@@ -338,6 +338,22 @@ fn a_holder_of_the_older_version_has_one_credit_in_whole_blocks() {
 }
 
 #[test]
+fn beside_holders_of_the_older_version_each_primary_with_parity_has_room() {
+    let mut giver = giver_of_parity(4, 1);
+    let space = space_with_room(64 * MIB, 64 * MIB);
+    // Two of them lead only copies, and have one credit for both kinds.
+    for osd in [2, 3] {
+        giver.offer(at(0), member(osd, 1), one_claim(0, 0), at(SPAN_MS), space);
+    }
+    let offers = giver.offer(at(0), member(1, 1), claims(0, 0), at(SPAN_MS), space);
+    let room = offers.room.unwrap();
+    assert_eq!((room.limit_bytes, room.share_bytes), (12 * MIB, 12 * MIB), "one of four parts");
+    // This OSD has such a part, too.
+    assert_eq!(giver.here(at(0), space, Kind::Room, 9 * MIB), Verdict::Enough);
+    assert_eq!(giver.here(at(0), space, Kind::Room, 12 * MIB + 1), Verdict::Full);
+}
+
+#[test]
 fn of_a_giver_of_the_older_version_whole_blocks_are_taken() {
     let mut holder = SpaceCredits::new();
     let to = member(9, 1);
