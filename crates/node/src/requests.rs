@@ -98,6 +98,8 @@ pub(crate) struct Scope {
     pub(crate) zeroes_bytes: u64,
     /// Number of bytes that the request writes or zeroes.
     pub(crate) changed_bytes: u64,
+    /// In pools with parity: how many blocks the request may delete, each with a version of its own.
+    pub(crate) deletion_count: usize,
     /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
     /// Whether this OSD is asked as the member that holds a part, and not as the primary.
@@ -277,6 +279,7 @@ impl Scope {
                 Op::Write { data, .. } => data.len() as u64,
                 _ => 0,
             },
+            deletion_count: 0,
             need,
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {

@@ -495,6 +495,20 @@ impl SpaceCredits {
         worst
     }
 
+    /// Returns the most room that a change can have, of this OSD's own store and of all these givers.
+    pub fn most_room(&self, space: Space, givers: &[OsdId]) -> u64 {
+        let credits = givers.iter().filter_map(|giver| self.credits.get(giver));
+        let parts = credits.map(|credit| credit.room.as_ref().unwrap_or(&credit.space));
+        let largest = parts.map(|part| part.largest_bytes).min();
+        self.most_here(space, Kind::Room).min(largest.unwrap_or(u64::MAX))
+    }
+
+    /// Returns whether one of these givers is full and has one credit for both kinds.
+    pub fn has_one_full(&self, givers: &[OsdId]) -> bool {
+        let mut credits = givers.iter().filter_map(|giver| self.credits.get(giver));
+        credits.any(|credit| credit.is_full && credit.room.is_none())
+    }
+
     /// Removes a change from the lines: it is served or gone.
     pub fn leave(&mut self, arrival: u64) {
         self.lines.leave(arrival);

@@ -843,7 +843,7 @@ impl Pg {
     /// operation is a direct read, for which the leases of all other members are valid; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
     /// [`Pg::lease_givers`] have space for a whole block; with parity also if it writes zeros, unless these
-    /// are a whole stripe; with parity there is room for its version ([`Pg::room_of`]).
+    /// are a whole stripe; with parity there is room for its versions ([`Pg::room_of`]).
     /// `session`: that of the sender; a mutation of objects is known by it and its number.
     pub fn execute(
         &mut self,

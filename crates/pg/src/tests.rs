@@ -712,6 +712,24 @@ fn a_deletion_takes_an_images_blocks_in_portions() {
 }
 
 #[test]
+fn a_deletion_takes_no_more_blocks_than_there_is_room_for() {
+    let mut bench = Bench::new();
+    for stripe in 0..7 {
+        bench.run(write_in(place_in(1, stripe), 0, 1, 1)).unwrap();
+    }
+    let delete = || Op::DeleteRange { image: layer(1), from: StripeIndex::new(0) };
+    let mut portions = Vec::new();
+    for count_max in [3, 1, 200, 200] {
+        bench.pg.limit_deletion(count_max);
+        match bench.run(delete()) {
+            Ok(Outcome::Deleted { count, complete }) => portions.push((count, complete)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(portions, [(3, false), (1, false), (3, false), (0, true)]);
+}
+
+#[test]
 fn a_deletion_is_answered_when_its_deletes_are_durable() {
     let mut bench = Bench::new();
     bench.run(write(0, 1, 1)).unwrap();

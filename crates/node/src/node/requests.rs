@@ -22,7 +22,7 @@ use format::door::NetEffect;
 use format::wire::{
     EngineState, Message, Op, Outcome, PAYLOAD_SIZE_MAX, PgEntry, Refusal, Reply, Request,
 };
-use pg::{Charge, Serving, Ticket};
+use pg::{Charge, DELETE_PORTION_MAX, Serving, Ticket};
 
 use super::{Node, Phase};
 use crate::Effect;
@@ -34,6 +34,9 @@ use crate::requests::{
 use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
 use crate::space_credits::Verdict as Space;
+
+/// A portion of a deletion takes at most one part in this many of the room that a change can have.
+const DELETION_SHARE: u64 = 4;
 
 /// What to do with a request now.
 enum Verdict {
@@ -182,7 +185,22 @@ impl Node {
     fn scope_of(&self, Waiting { request, need, .. }: &Waiting) -> Scope {
         let image = names_of(request).image;
         let named = || self.sessions.names(request.session)?.image;
-        Scope::of(request, image.or_else(named), *need)
+        let deletion_count = match &request.op {
+            Op::DeleteRange { .. } => self.deletion_count(request.pg),
+            _ => 0,
+        };
+        Scope { deletion_count, ..Scope::of(request, image.or_else(named), *need) }
+    }
+
+    /// Returns how many blocks a portion of a deletion may delete, if the pool keeps parity: so many that it
+    /// takes at most a quarter of the room that there can be.
+    fn deletion_count(&self, pg: PgId) -> usize {
+        let pg = self.pgs.get(pg).filter(|pg| pg.keeps_parity());
+        pg.map_or(0, |pg| {
+            let most = self.space_credits.most_room(self.space(), &pg.lease_givers());
+            let count = most / DELETION_SHARE / pg.room_of(0);
+            count.clamp(1, DELETE_PORTION_MAX as u64) as usize
+        })
     }
 
     /// Returns whether this request must wait, because a newer session of its image acts on a map that this
@@ -337,7 +355,8 @@ impl Node {
 
     /// Returns what a request may take of each member. An operation on objects takes the blocks that it may
     /// need, a write of a block that block, and with parity the room of its units. What zeroes a whole stripe
-    /// takes no space, and room for no units.
+    /// takes no space, and room for no units; a deletion takes that for each of its blocks. Neither waits for
+    /// a full giver that has one credit for both, if nothing of the PG can be prepared there.
     fn charge(&self, slot: PgSlot, scope: &Scope) -> Charge {
         let pg = &self.pgs[slot];
         let block_bytes = pg.block_size().bytes();
@@ -347,16 +366,17 @@ impl Node {
             return Charge { space_bytes: bytes, room_bytes: 0, whole_bytes: bytes };
         }
         let changes_parity = scope.zeroes_bytes > 0 && pg.keeps_parity();
-        if !scope.writes_data && !changes_parity {
+        if !scope.writes_data && !changes_parity && scope.deletion_count == 0 {
             return Charge::default();
         }
-        let frees = self.frees_stripe(slot, scope);
-        let unit_count = if frees { 0 } else { (scope.changed_bytes / UNIT_SIZE) as u32 };
-        Charge {
-            space_bytes: if frees { 0 } else { block_bytes },
-            room_bytes: pg.room_of(unit_count),
-            whole_bytes: block_bytes,
+        if scope.deletion_count == 0 && !self.frees_stripe(slot, scope) {
+            let room_bytes = pg.room_of((scope.changed_bytes / UNIT_SIZE) as u32);
+            return Charge { space_bytes: block_bytes, room_bytes, whole_bytes: block_bytes };
         }
+        let room_bytes = scope.deletion_count.max(1) as u64 * pg.room_of(0);
+        let is_free = pg.has_committed_all() && self.space_credits.has_one_full(&pg.lease_givers());
+        let whole_bytes = if is_free { 0 } else { room_bytes.next_multiple_of(block_bytes) };
+        Charge { space_bytes: 0, room_bytes, whole_bytes }
     }
 
     /// Returns whether the request zeroes a whole stripe of a pool with parity.
@@ -446,10 +466,14 @@ impl Node {
             charge,
             givers,
         };
+        let deletion_count = scope.deletion_count;
         let ticket = self.requests.start(started);
         let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
         self.drive(now, slot, effects, |pg, actions| {
             pg.set_time_of_day(time_of_day);
+            if deletion_count > 0 {
+                pg.limit_deletion(deletion_count);
+            }
             match has_room {
                 true => pg.execute(ticket, session, op, actions),
                 false => pg.answer_repeat(ticket, session, op, actions),

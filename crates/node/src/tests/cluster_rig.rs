@@ -318,10 +318,16 @@ impl Cluster {
             NetEffect::Send { connection, message } => {
                 let Some(&(to, connection)) = self.wires.get(&(host, connection)) else { return };
                 if to == MONITOR {
-                    let Message::Control(text) = message else {
-                        panic!("{message:?} to a monitor")
-                    };
-                    return self.monitor_hears(host, serde_json::from_str(&text).unwrap());
+                    match message {
+                        Message::Control(text) => {
+                            self.monitor_hears(host, serde_json::from_str(&text).unwrap());
+                        }
+                        Message::Reply(reply) => {
+                            self.replies.insert(reply.sequence, reply.outcome);
+                        }
+                        message => panic!("{message:?} to a monitor"),
+                    }
+                    return;
                 }
                 self.peer_message_count += u64::from(matches!(message, Message::Peer(_)));
                 self.lease_count += usize::from(matches!(message, Message::Lease(_)));
@@ -559,16 +565,33 @@ impl Cluster {
 
     /// Sends a client request in the given epoch; returns its sequence.
     pub fn send_in(&mut self, host: usize, epoch: Epoch, op: Op) -> u64 {
+        self.send_over(host, client_at(host), (self.session, epoch), op)
+    }
+
+    /// Sends a request of the monitor's tasks to this host; returns its sequence.
+    pub fn send_task(&mut self, host: usize, op: Op) -> u64 {
+        let link = self.hosts[host].link.expect("it has joined");
+        self.send_over(host, link, (SessionId::ZERO, self.entry.epoch), op)
+    }
+
+    /// Sends a request over this connection; returns its sequence.
+    pub fn send_over(
+        &mut self,
+        host: usize,
+        connection: ConnectionId,
+        (session, epoch): (SessionId, Epoch),
+        op: Op,
+    ) -> u64 {
         self.sequence += 1;
         let request = Request {
-            session: self.session,
+            session,
             sequence: self.sequence,
             pg: PG,
             epoch,
             revision: MapRevision::new(self.client_revision),
             op,
         };
-        let (connection, message) = (client_at(host), Message::Request(request));
+        let message = Message::Request(request);
         let event = NetEvent::Received { connection, message };
         self.moving.push_back((MONITOR, host, Event::Net(event)));
         self.pump();

@@ -1,12 +1,13 @@
 //! Tests of credits for space and room, with several OSDs.
 
 use base::planted::{self, Bug};
-use base::{Incarnation, Scheme};
-use format::wire::{Member, Op, Refusal};
+use base::{ImageId, Incarnation, Scheme, StripeIndex, UNIT_SIZE};
+use format::wire::{Member, Op, Outcome, Refusal};
 use pg::Charge;
 
 use super::cluster_rig::*;
 use super::rig::*;
+use crate::space_credits::{Offer, Offers, SpaceCredits};
 
 /// A pool of two data parts and parity, whose OSDs speak this protocol version.
 fn serving_parity(version: u16) -> Cluster {
@@ -72,4 +73,87 @@ fn who_waits_for_room_is_served_when_there_is_some_or_is_gone() {
     cluster.advance(60_000);
     assert_eq!(cluster.replies[&late], Err(Refusal::Busy));
     assert!(!cluster.hosts[0].node().space_credits.is_awaited(), "it is gone");
+}
+
+/// The deletion of all that tests write.
+fn delete() -> Op {
+    Op::DeleteRange { image: ImageId::FIRST, from: StripeIndex::new(0) }
+}
+
+fn credits_of(cluster: &mut Cluster, host: usize) -> &mut SpaceCredits {
+    &mut cluster.hosts[host].node.as_mut().unwrap().space_credits
+}
+
+/// Takes what the primary has of a member's credit, and lets the member offer this instead.
+fn offer(cluster: &mut Cluster, host: usize, room_bytes: u64, largest_bytes: u64) {
+    let giver = Member { osd: osd(host), incarnation: Incarnation::new(cluster.runs(host)) };
+    let credits = credits_of(cluster, 0);
+    credits.on_connected(giver, true);
+    let claims = credits.claim(giver.osd, Charge::default(), false);
+    let of = |begun: u64, bytes: u64, largest_bytes: u64| Offer {
+        limit_bytes: begun + bytes,
+        share_bytes: bytes,
+        largest_bytes,
+    };
+    let space = of(claims.space.begun_bytes, 1 << 20, u64::MAX);
+    let room = Some(of(claims.room.unwrap().begun_bytes, room_bytes, largest_bytes));
+    credits.on_offer(giver.osd, u64::MAX, Offers { is_full: false, space, room });
+}
+
+#[test]
+fn a_deletion_in_a_pool_with_parity_waits_for_room_for_all_that_it_prepares() {
+    let mut cluster = serving_parity(2);
+    for stripe in 0..6 {
+        assert!(is_written(&cluster.ask(0, write_to(stripe, 0))));
+    }
+    let all = Charge { room_bytes: 1 << 40, ..Charge::default() };
+    credits_of(&mut cluster, 1).take(&[], all);
+    // Room for three deletions, and a portion of four.
+    offer(&mut cluster, 1, 3 * UNIT_SIZE, 16 * UNIT_SIZE);
+    let deletion = cluster.send_task(0, delete());
+    assert!(!cluster.replies.contains_key(&deletion), "three of four have room");
+    offer(&mut cluster, 1, 4 * UNIT_SIZE, 16 * UNIT_SIZE);
+    cluster.advance(5);
+    assert_eq!(cluster.replies[&deletion], Ok(Outcome::Deleted { count: 4, complete: false }));
+    let deletion = cluster.send_task(0, delete());
+    cluster.advance(300);
+    assert!(!cluster.replies.contains_key(&deletion), "their room is taken");
+    credits_of(&mut cluster, 1).end(&[], all);
+    cluster.advance(300);
+    assert_eq!(cluster.replies[&deletion], Ok(Outcome::Deleted { count: 2, complete: false }));
+    let deletion = cluster.send_task(0, delete());
+    assert_eq!(cluster.replies[&deletion], Ok(Outcome::Deleted { count: 0, complete: true }));
+}
+
+#[test]
+fn what_frees_space_does_not_wait_for_a_full_osd_of_the_older_version() {
+    let mut cluster = serving_parity(1);
+    for stripe in 0..3 {
+        assert!(is_written(&cluster.ask(0, write_to(stripe, 0))));
+    }
+    cluster.advance(2_000);
+    let giver = Member { osd: osd(1), incarnation: Incarnation::new(cluster.runs(1)) };
+    let all = Charge { space_bytes: 1 << 40, ..Charge::default() };
+    credits_of(&mut cluster, 1).take(&[], all);
+    credits_of(&mut cluster, 0).on_connected(giver, false);
+    cluster.advance(300);
+    assert_eq!(cluster.ask(0, write_to(4, 0)), Err(Refusal::Full));
+    let length = 2 * base::BlockSize::MIN.bytes() as u32;
+    let zero = Op::Zero { place: place(1, 0), offset: 0, length, lazy: false };
+    let zero = cluster.send(0, zero);
+    cluster.advance(300);
+    assert!(is_written(&cluster.replies[&zero]));
+    let mut count_all = 0;
+    for _ in 0..10 {
+        let deletion = cluster.send_task(0, delete());
+        cluster.advance(300);
+        let Ok(Outcome::Deleted { count, complete }) = cluster.replies[&deletion] else {
+            panic!("{:?}", cluster.replies[&deletion]);
+        };
+        count_all += count;
+        if complete {
+            break;
+        }
+    }
+    assert_eq!(count_all, 2);
 }

@@ -26,6 +26,8 @@ struct Deletion {
     from: StripeIndex,
     /// The portion's place in the order of all writes of the PG: it waits for the older writes to its image.
     order: u64,
+    /// The most blocks that it deletes.
+    count_max: usize,
     stage: DeletionStage,
     /// In pools with parity: the walk that lists the portion's blocks.
     walk: Option<Box<DeletionWalk>>,
@@ -54,6 +56,8 @@ pub struct Deletions {
     portions: Slots<DeletionSlot, Deletion>,
     /// Where the last portion ended, if more blocks may follow.
     cursor: Option<Cursor>,
+    /// The most blocks that a portion deletes that begins now.
+    count_max: usize,
 }
 
 /// How far the deletion of an image's blocks from stripe `from` on has got.
@@ -66,7 +70,7 @@ struct Cursor {
 
 impl Deletions {
     pub fn new() -> Deletions {
-        Deletions { portions: Slots::new(), cursor: None }
+        Deletions { portions: Slots::new(), cursor: None, count_max: DELETE_PORTION_MAX }
     }
 
     pub fn len(&self) -> usize {
@@ -90,8 +94,9 @@ impl Deletions {
         from: StripeIndex,
         order: u64,
     ) -> DeletionSlot {
-        let stage = DeletionStage::Waiting;
-        self.portions.insert(Deletion { ticket, image, from, order, stage, walk: None })
+        let (count_max, stage) = (self.count_max, DeletionStage::Waiting);
+        let portion = Deletion { ticket, image, from, order, count_max, stage, walk: None };
+        self.portions.insert(portion)
     }
 
     /// Begins a portion that no longer waits for anything; returns the listing that it needs. Blocks up to
@@ -104,14 +109,14 @@ impl Deletions {
         let cursor = self.cursor.filter(|cursor| (cursor.image, cursor.from) == (image, from));
         let after = cursor.map(|cursor| cursor.last);
         portion.stage = DeletionStage::List { from_start: after.is_none() };
-        Listing { hashes, image, from, after, count_max: DELETE_PORTION_MAX + 1 }
+        Listing { hashes, image, from, after, count_max: portion.count_max + 1 }
     }
 
     /// Accepts the list of blocks; returns those that this portion deletes.
     fn on_listed(&mut self, slot: DeletionSlot, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
-        let is_last = keys.len() <= DELETE_PORTION_MAX;
-        keys.truncate(DELETE_PORTION_MAX);
         let portion = &mut self.portions[slot];
+        let is_last = keys.len() <= portion.count_max;
+        keys.truncate(portion.count_max);
         portion.walk = None;
         let DeletionStage::List { from_start } = portion.stage else {
             unreachable!("the portion waits for its list");
@@ -183,6 +188,22 @@ impl Deletions {
 }
 
 impl Pg {
+    /// Sets the most blocks that a portion deletes that begins now: with parity each of these deletions is
+    /// prepared, so the members must have room for all of them.
+    pub fn limit_deletion(&mut self, count_max: usize) {
+        assert!(count_max > 0);
+        assert!(count_max <= DELETE_PORTION_MAX);
+        self.deletions.count_max = count_max;
+    }
+
+    /// Returns whether no change is in progress, and all acting members have everything before durably: once
+    /// they know the mark, none of the PG's versions is only prepared.
+    pub fn has_committed_all(&self) -> bool {
+        self.queue.open_count() == 0
+            && self.deletions.len() == 0
+            && self.versions.ended().counter == self.versions.begun()
+    }
+
     pub(crate) fn delete(
         &mut self,
         ticket: Ticket,
