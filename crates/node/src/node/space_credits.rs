@@ -87,23 +87,18 @@ impl Node {
         if let PeerBody::Page { content, .. } | PeerBody::Batch { content, .. } = body {
             return self.may_take_units(now, slot, content);
         }
-        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
-        | PeerBody::Part { key, content: Content::Block { .. }, .. }
-        | PeerBody::Parity { key, content: Content::Block { .. }, .. }
-        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
-        else {
-            return true;
+        let key = match body {
+            PeerBody::Repair { key, content: Content::Block { .. }, .. }
+            | PeerBody::Part { key, content: Content::Block { .. }, .. }
+            | PeerBody::Parity { key, content: Content::Block { .. }, .. }
+            | PeerBody::Write { key, change: Change::Write { .. }, .. } => Some(key),
+            PeerBody::Part { .. } | PeerBody::Parity { .. } => None,
+            _ => return true,
         };
         let me = self.identity.osd;
         let learns = |entry: &PgEntry| entry.learner(me).is_some();
         let is_learner = self.pgs[slot].entry().is_some_and(learns);
-        let room_bytes = match body {
-            PeerBody::Part { content: Content::Block { checksums, .. }, .. }
-            | PeerBody::Parity { content: Content::Block { checksums, .. }, .. } => {
-                self.pgs[slot].room_of(checksums.len() as u32)
-            }
-            _ => 0,
-        };
+        let room_bytes = if is_learner { self.pgs[slot].room_for(body) } else { 0 };
         !is_learner || self.may_take_block(now, slot, key, (true, room_bytes))
     }
 
@@ -133,23 +128,25 @@ impl Node {
         let StoreRequest::Repair { key, content: Content::Block { .. }, .. } = request else {
             return true;
         };
-        self.may_take_block(now, slot, key, (false, 0))
+        self.may_take_block(now, slot, Some(key), (false, 0))
     }
 
     /// Returns whether this OSD already stores this block, or has space for it beyond the space promised to
-    /// others. `with_reserve`: whether the space that the store reserves for writes that have a version may
-    /// be used, too. `room_bytes`: the room that it takes as a prepared version.
+    /// others. `None`: a deletion, which takes no space. `with_reserve`: whether the space that the store
+    /// reserves for writes that have a version may be used, too. `room_bytes`: the room that it takes as a
+    /// prepared version, whatever is stored.
     fn may_take_block(
         &mut self,
         now: Time,
         slot: PgSlot,
-        key: &BlockKey,
+        key: Option<&BlockKey>,
         (with_reserve, room_bytes): (bool, u64),
     ) -> bool {
-        if self.store.has_place(key) {
+        let is_new = key.is_some_and(|key| !self.store.has_place(key));
+        if !is_new && room_bytes == 0 {
             return true;
         }
-        let bytes = self.pgs[slot].block_size().bytes();
+        let bytes = if is_new { self.pgs[slot].block_size().bytes() } else { 0 };
         let reserve_bytes = if with_reserve { self.store.space().reserve_bytes } else { 0 };
         self.review_demand(now);
         self.space_credits.may_take_copy(self.space(), reserve_bytes, (bytes, room_bytes))

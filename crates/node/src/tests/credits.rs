@@ -7,7 +7,7 @@ use pg::Charge;
 
 use super::cluster_rig::*;
 use super::rig::*;
-use crate::space_credits::{Offer, Offers, SpaceCredits};
+use crate::space_credits::{Offer, Offers, SpaceCredits, space_of};
 
 /// A pool of two data parts and parity, whose OSDs speak this protocol version.
 fn serving_parity(version: u16) -> Cluster {
@@ -156,4 +156,41 @@ fn what_frees_space_does_not_wait_for_a_full_osd_of_the_older_version() {
         }
     }
     assert_eq!(count_all, 2);
+}
+
+/// Leaves a learner this much room beyond what it has promised.
+fn leave_room(cluster: &mut Cluster, host: usize, units: u64) {
+    let space = space_of(&cluster.hosts[host].node().store);
+    let credits = credits_of(cluster, host);
+    let fits = |count: &u64| credits.may_take_copy(space, 0, (0, count * UNIT_SIZE));
+    let most = (0..1 << 20).take_while(fits).last().expect("nothing fits");
+    let room_bytes = (most - units) * UNIT_SIZE;
+    credits.take(&[], Charge { room_bytes, ..Charge::default() });
+}
+
+#[test]
+fn a_parity_learner_takes_a_version_only_with_room_for_its_differences_too() {
+    for stripe in [0, 1] {
+        for units in [1, 2] {
+            let mut cluster = Cluster::new(4, 1);
+            cluster.is_helpful = false;
+            cluster.scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
+            cluster.set_entry(&[0, 1], &[3]);
+            cluster.advance(300);
+            assert!(cluster.is_served(0));
+            // Stripe 0 has a place at the learner already.
+            assert!(is_written(&cluster.ask(0, write_to(0, 0))));
+            cluster.advance(2_000);
+            leave_room(&mut cluster, 3, units);
+            let write = cluster.send(0, write_to(stripe, 1));
+            let key = |cluster: &Cluster, host: usize| {
+                let blocks = cluster.blocks(host);
+                let of = blocks.iter().find(|(key, ..)| key.stripe.get() == stripe);
+                of.map(|(_, version, _)| *version)
+            };
+            let is_taken = key(&cluster, 3) == key(&cluster, 0);
+            assert_eq!(is_taken, units == 2, "stripe {stripe}, room for {units} units");
+            assert!(!is_taken || is_written(&cluster.replies[&write]));
+        }
+    }
 }

@@ -91,6 +91,24 @@ impl Pg {
         entry.position_of(self.me).or(learner).expect("this OSD has a part in the epoch")
     }
 
+    /// Returns the most room in the journal that a version from the primary takes here. A parity part has the
+    /// units that the primary encoded and those that come as differences.
+    pub fn room_for(&self, body: &PeerBody) -> u64 {
+        let (content, changes) = match body {
+            PeerBody::Part { content, .. } => (content, &[][..]),
+            PeerBody::Parity { content, changes, .. } => (content, &changes[..]),
+            _ => return 0,
+        };
+        let encoded = match content {
+            Content::Block { checksums, .. } => checksums.len(),
+            Content::Gone | Content::Tombstone { .. } => 0,
+        };
+        let block_size = self.shape.block_size;
+        let changed = changes.iter().filter_map(|it| Units::from_words(&it.units, block_size));
+        let changed = changed.fold(Units::default(), |all, units| all.with(&units));
+        self.room_of(changed.count().max(encoded) as u32)
+    }
+
     /// Handles a version from the primary. The error says how the message violates the protocol.
     pub(crate) fn on_stripe_version(
         &mut self,
