@@ -370,12 +370,18 @@ impl SpaceCredits {
 
     // ---- as a holder ----
 
-    /// Handles a new connection to this giver: credit from an earlier connection is returned. `is_split`:
-    /// whether space and room are two credits; always the same for one run of a giver.
+    /// Handles a new connection to this giver, over which no offer comes that was made before. See
+    /// [`SpaceCredits::on_led`].
     pub fn on_connected(&mut self, giver: Member, is_split: bool) {
+        self.on_led(giver, is_split);
+        self.credits.get_mut(&giver.osd).expect("it is known").given_back = 0;
+    }
+
+    /// Handles a new connection to this giver, or that this OSD leads a PG with it again: earlier credit is
+    /// returned. `is_split`: whether space and room are two credits; always the same for one run of a giver.
+    pub fn on_led(&mut self, giver: Member, is_split: bool) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
             Some(credit) => {
-                credit.given_back = 0;
                 credit.parts().for_each(|part| part.begun_bytes = part.limit_bytes);
                 if is_split {
                     credit.room.get_or_insert_with(Part::new);
@@ -465,8 +471,8 @@ impl SpaceCredits {
         charge: Charge,
     ) -> Verdict {
         let mut worst = Verdict::Enough;
-        let mut lacking: Vec<Place> = Vec::new();
-        let mut count = |lines: &CreditLines, place, verdict: Verdict| {
+        let mut lacking: Vec<(Place, u64)> = Vec::new();
+        let mut count = |lines: &CreditLines, place, bytes, verdict: Verdict| {
             let is_behind = verdict == Verdict::Enough && lines.is_behind(place, arrival);
             // What frees space does not wait for ever, and is not refused.
             let is_refused = verdict == Verdict::Full && charge.space_bytes > 0;
@@ -475,22 +481,24 @@ impl SpaceCredits {
                 _ if is_refused => Verdict::Full,
                 _ => Verdict::Unknown,
             };
-            lacking.push(place);
+            lacking.push((place, bytes));
             worst = worst.max(verdict);
         };
         for (kind, bytes) in kinds_of(charge, true) {
             let verdict = self.here(now, space, kind, bytes);
-            count(&self.lines, (None, kind), verdict);
+            count(&self.lines, (None, kind), bytes, verdict);
         }
         for giver in givers {
             let is_split = self.credits.get(giver).is_none_or(|credit| credit.room.is_some());
             for (kind, bytes) in kinds_of(charge, is_split) {
                 let verdict = self.at(*giver, kind, bytes);
-                count(&self.lines, (Some(*giver), kind), verdict);
+                count(&self.lines, (Some(*giver), kind), bytes, verdict);
             }
         }
         if worst == Verdict::Unknown {
-            lacking.into_iter().for_each(|place| self.lines.join(place, arrival));
+            for (place, bytes) in lacking {
+                self.lines.join(place, arrival, bytes);
+            }
         }
         worst
     }
@@ -628,11 +636,6 @@ impl SpaceCredits {
         !self.is_demand_old && self.left_here(space, kind) >= bytes
     }
 
-    /// Returns whether this OSD's store has credit for a change, as far as the demand is known.
-    pub fn has_all_here(&self, space: Space, charge: Charge) -> bool {
-        kinds_of(charge, true).all(|(kind, bytes)| self.has_here(space, kind, bytes))
-    }
-
     /// Returns what is left for writes in PGs that this OSD leads. This OSD may use no more than the maximum
     /// that is promised to any other primary.
     fn left_here(&self, space: Space, kind: Kind) -> u64 {
@@ -648,11 +651,23 @@ impl SpaceCredits {
         })
     }
 
+    /// Returns what the first change needs of this OSD's store that waits for it: as far as it may use it,
+    /// nobody else gets that.
+    fn awaited_here(&self, space: Space, kind: Kind) -> u64 {
+        let most = self.most_here(space, kind).saturating_sub(self.own_bytes(kind));
+        self.lines.need((None, kind)).min(most)
+    }
+
     fn own_bytes(&self, kind: Kind) -> u64 {
         match kind {
             Kind::Space => self.own.space_bytes,
             Kind::Room => self.own.room_bytes,
         }
+    }
+
+    /// Returns whether a change lacked something here, and has not been told that it came.
+    pub fn is_lacking_here(&self) -> bool {
+        !self.lacking_here.is_empty()
     }
 
     /// Returns whether what was lacking here is available now; true only once. Must be polled, because the
@@ -712,16 +727,16 @@ impl SpaceCredits {
         let is_one = !is_split;
         let (space_share, room_share) = (self.share(space), self.room_share_of(holder, space));
         let share = if is_one { self.lesser(space_share, room_share) } else { space_share };
-        let mut free = self.unpromised(space, Kind::Space);
+        let mut free = self.offerable(space, Kind::Space);
         if is_one {
-            free = self.lesser(free, self.unpromised(space, Kind::Room));
+            free = self.lesser(free, self.offerable(space, Kind::Room));
         }
         let limit_bytes = self.pledge(holder.osd, Kind::Space, share, free);
         let largest = self.largest_share(now, space);
         let largest_bytes = if is_one { self.lesser(largest, room_share) } else { largest };
         let offer = Offer { limit_bytes, share_bytes: share, largest_bytes };
         let room = claims.room.map(|_| {
-            let free = self.unpromised(space, Kind::Room);
+            let free = self.offerable(space, Kind::Room);
             let limit_bytes =
                 self.pledge(holder.osd, Kind::Room, room_share, free - free % UNIT_SIZE);
             let largest_bytes = self.most_here(space, Kind::Room);
@@ -738,7 +753,9 @@ impl SpaceCredits {
             (Kind::Room, Some(room)) => room,
             _ => &mut promise.space,
         };
-        pledge.limit_bytes += free_bytes.min(share_bytes.saturating_sub(pledge.bytes()));
+        let more = free_bytes.min(share_bytes.saturating_sub(pledge.bytes()));
+        // A holder may claim any number.
+        pledge.limit_bytes = pledge.limit_bytes.saturating_add(more);
         pledge.limit_bytes
     }
 
@@ -864,6 +881,11 @@ impl SpaceCredits {
         let Some(demand) = &self.demand else { return 0 };
         let promised = self.promises.values().map(|promise| promise.bytes(kind, demand));
         promised.fold(self.promisable(space, kind), u64::saturating_sub)
+    }
+
+    /// Returns what may be promised to a holder now.
+    fn offerable(&self, space: Space, kind: Kind) -> u64 {
+        self.unpromised(space, kind).saturating_sub(self.awaited_here(space, kind))
     }
 
     /// Returns the part of all room for prepared versions that each primary of PGs with parity may use, and

@@ -160,7 +160,7 @@ impl Node {
         for member in self.peer_connections.follow(now, wanted, &self.cluster, me) {
             // What was promised when this OSD last led a PG with the member is over.
             let is_split = self.peer_connections.splits_credit(member.osd);
-            self.space_credits.on_connected(member, is_split);
+            self.space_credits.on_led(member, is_split);
             self.renew(now, member.osd, true, effects);
         }
         for connection in self.peer_connections.of_earlier_runs(&self.cluster) {

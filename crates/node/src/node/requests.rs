@@ -623,6 +623,8 @@ impl Node {
                 link.open_count -= 1;
             }
         });
+        // Who stood behind one of them may find enough.
+        requests.on_credit();
     }
 
     /// Refuses all requests that have not started, because the process ends.

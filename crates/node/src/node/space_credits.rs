@@ -40,10 +40,13 @@ impl Node {
         if charge == Charge::default() {
             return Verdict::Enough;
         }
-        if !self.space_credits.has_all_here(self.space(), charge) {
-            self.review_demand(now);
-        }
         let givers = self.pgs[slot].lease_givers();
+        let verdict = self.space_credits.judge(now, self.space(), &givers, arrival, charge);
+        let is_here = self.space_credits.is_lacking_here() && self.space_credits.is_demand_due();
+        if verdict == Verdict::Enough || !is_here {
+            return verdict;
+        }
+        self.review_demand(now);
         self.space_credits.judge(now, self.space(), &givers, arrival, charge)
     }
 

@@ -155,7 +155,7 @@ fn room_is_freed_at_once_and_then_after_a_pause_and_givers_are_asked_again() {
     holder.on_offer(to, 1, Offers { is_full: false, space, room: None });
     holder.await_room(at(9));
     assert_eq!(holder.room_due(), None, "nobody waits for room");
-    holder.lines.join((Some(to), Kind::Room), 1);
+    holder.lines.join((Some(to), Kind::Room), 1, 1);
     assert_eq!(holder.space_at(to, WRITE), Verdict::Unknown);
     assert_eq!(holder.take_wanting(), [], "it was asked");
     holder.await_room(at(10));
@@ -351,6 +351,28 @@ fn beside_holders_of_the_older_version_each_primary_with_parity_has_room() {
     // This OSD has such a part, too.
     assert_eq!(giver.here(at(0), space, Kind::Room, 9 * MIB), Verdict::Enough);
     assert_eq!(giver.here(at(0), space, Kind::Room, 12 * MIB + 1), Verdict::Full);
+}
+
+#[test]
+fn what_the_own_store_is_waited_for_is_offered_to_nobody() {
+    let mut giver = giver_of_parity(2, 2);
+    let charge = parity(3 * MIB);
+    // All that may be promised is prepared.
+    let taken = space_with_room(16 * MIB, 4 * MIB);
+    assert_eq!(giver.judge(at(0), taken, &[], 1, charge), Verdict::Unknown);
+    assert_eq!(giver.judge(at(0), taken, &[], 2, parity(UNIT_SIZE)), Verdict::Unknown);
+    let mut free = 4 * MIB;
+    let mut room_of = |giver: &mut SpaceCredits, more| {
+        free += more;
+        let space = space_with_room(16 * MIB, free);
+        let offers = giver.offer(at(0), member(2, 1), claims(0, 0), at(SPAN_MS), space);
+        (offers.room.unwrap().limit_bytes, giver.judge(at(0), space, &[], 1, charge))
+    };
+    assert_eq!(room_of(&mut giver, 2 * MIB), (0, Verdict::Unknown), "it is the own write's");
+    assert_eq!(room_of(&mut giver, MIB), (0, Verdict::Enough));
+    giver.leave(1);
+    giver.take(&[], charge);
+    assert_eq!(room_of(&mut giver, MIB).0, MIB - UNIT_SIZE, "less what the next one waits for");
 }
 
 #[test]
@@ -632,6 +654,9 @@ fn a_holder_that_leads_nothing_here_gives_its_credit_back() {
     holder.on_offer(to.osd, 3, nothing);
     assert_eq!(begin_all(&mut holder), 0);
     // It leads again.
+    holder.on_led(to, true);
+    holder.on_offer(to.osd, 2, late);
+    assert_eq!(begin_all(&mut holder), 0, "it still came before");
     renew(&mut holder, &mut giver, from, 0, 16 * MIB);
     assert_eq!(begin_all(&mut holder), 0, "an offer of renewal 1 is void");
     let claim = holder.claim(to.osd, Charge::default(), true);
@@ -654,6 +679,7 @@ fn claims_that_no_holder_makes_are_harmless() {
         let limit = say(0, 0);
         assert_eq!(say(0, u64::MAX), limit, "nothing is left to promise");
         assert_eq!(say(u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(say(u64::MAX, 0), u64::MAX, "it owes nothing, so it may have more");
         assert_eq!(say(limit, 0), u64::MAX, "it is a late one");
         // A holder that knows two kinds, and then one, and the other way round.
         let other = if is_split { one_claim(limit, 0) } else { claims(limit, 0) };
@@ -761,7 +787,11 @@ impl Run {
 
     fn peer(&mut self, index: usize) {
         let giver_run = Incarnation::new(self.giver_run);
+        let giver = member(9, self.giver_run);
         let holder = &mut self.holders[index];
+        if !holder.leads && holder.is_connected {
+            holder.credits.on_led(giver, holder.is_split);
+        }
         let bytes = (std::mem::take(&mut holder.lost) + std::mem::take(&mut holder.left)) * WRITE;
         (holder.is_active, holder.leads) = (true, true);
         holder.record = (giver_run, holder.member);

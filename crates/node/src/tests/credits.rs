@@ -1,12 +1,14 @@
 //! Tests of credits for space and room, with several OSDs.
 
 use base::planted::{self, Bug};
-use base::{ImageId, Incarnation, Scheme, StripeIndex, UNIT_SIZE};
+use base::{ConnectionId, ImageId, Incarnation, Scheme, SessionId, StripeIndex, UNIT_SIZE};
+use format::door::{CloseReason, NetEvent};
 use format::wire::{Member, Op, Outcome, Refusal};
 use pg::Charge;
 
 use super::cluster_rig::*;
 use super::rig::*;
+use crate::Event;
 use crate::space_credits::{Offer, Offers, SpaceCredits, space_of};
 
 /// A pool of two data parts and parity, whose OSDs speak this protocol version.
@@ -156,6 +158,26 @@ fn what_frees_space_does_not_wait_for_a_full_osd_of_the_older_version() {
         }
     }
     assert_eq!(count_all, 2);
+}
+
+#[test]
+fn who_stands_behind_a_request_that_is_gone_is_served_at_once() {
+    let mut cluster = serving_parity(2);
+    assert!(is_written(&cluster.ask(0, write_to(0, 0))));
+    let all = Charge { room_bytes: 1 << 40, ..Charge::default() };
+    credits_of(&mut cluster, 1).take(&[], all);
+    offer(&mut cluster, 1, 2 * UNIT_SIZE, 1 << 20);
+    let connection = ConnectionId::new(3_000_001);
+    let accepted = NetEvent::Accepted { connection, peer: client() };
+    cluster.give(0, Event::Net(accepted));
+    let (of, op) = ((SessionId::new(77), cluster.entry.epoch), write_in(place(1, 1), 0, 2, 7));
+    cluster.send_over(0, connection, of, op);
+    let small = cluster.send(0, write_to(2, 0));
+    assert!(!cluster.replies.contains_key(&small), "it stands behind the large one");
+    let closed = NetEvent::Closed { connection, reason: CloseReason::Reset };
+    cluster.give(0, Event::Net(closed));
+    cluster.pump();
+    assert!(is_written(&cluster.replies[&small]));
 }
 
 /// Leaves a learner this much room beyond what it has promised.
