@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use self::engine::EngineLoad;
 use self::measured::{Measured, span_of};
-use self::objects::Sizes;
-use crate::cli::{BenchCommand, LoadArgs, OpArg};
+use self::objects::{Sizes, What};
+use crate::cli::{BenchCommand, LoadArgs, ObjectOpArg, OpArg};
 use crate::output::{Format, failure, print_json, size_text};
 
 /// Runs `ashlar bench`.
@@ -36,15 +36,16 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
         BenchCommand::Kv { op, records, load, batch, min_size, max_size } => {
             let sizes = Sizes::of_values(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
-            let what = (op.into(), records, batch);
-            let value = objects::run(&config, format, what, &sizes, load)?;
+            let what = What { kind: op.into(), count: records, batch, fills_first: false };
+            let value = objects::run(&config, format, &what, &sizes, load)?;
             print_objects(format, &value)?;
         }
-        BenchCommand::Object { op, records, load, min_size, max_size } => {
+        BenchCommand::Object { op, records, load, batch, filled, min_size, max_size } => {
             let sizes = Sizes::of_objects(min_size.0, max_size.0);
             let config = Config::find(cluster)?;
-            let what = (op.into(), records, 1);
-            let value = objects::run(&config, format, what, &sizes, load)?;
+            let fills_first = op == ObjectOpArg::Remove && !filled;
+            let what = What { kind: op.into(), count: records, batch, fills_first };
+            let value = objects::run(&config, format, &what, &sizes, load)?;
             print_objects(format, &value)?;
         }
         BenchCommand::Engine {

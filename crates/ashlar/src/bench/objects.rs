@@ -6,6 +6,7 @@ use std::time::Duration as StdDuration;
 use base::Duration;
 use client::Config;
 use client::bench::{ObjectLoad, ObjectOp, ObjectsMeasured, Records, run_objects};
+use client::objects::ObjectPool;
 use cluster::message::Failure;
 use objects::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
 use serde_json::{Value, json};
@@ -74,6 +75,7 @@ impl From<ObjectOpArg> for ObjectOp {
     fn from(op: ObjectOpArg) -> ObjectOp {
         match op {
             ObjectOpArg::Fill => ObjectOp::Bulk,
+            ObjectOpArg::Remove => ObjectOp::Remove,
             ObjectOpArg::Put => ObjectOp::Put,
             ObjectOpArg::Get => ObjectOp::Get,
             ObjectOpArg::Ls => ObjectOp::List,
@@ -81,24 +83,57 @@ impl From<ObjectOpArg> for ObjectOp {
     }
 }
 
+/// What a load does with how many records.
+pub struct What {
+    pub kind: ObjectOp,
+    pub count: u64,
+    /// Records of one request.
+    pub batch: u64,
+    /// Whether each record is put before the load begins.
+    pub fills_first: bool,
+}
+
 /// Runs a load on a pool of objects.
 pub fn run(
     config: &Config,
     format: Format,
-    (kind, count, batch): (ObjectOp, u64, u64),
+    what: &What,
     sizes: &Sizes,
     args: RecordArgs,
 ) -> Result<Value, Failure> {
-    let records = sizes.records(&args.prefix, count, args.incompressible)?;
-    let is_random = matches!(kind, ObjectOp::Put | ObjectOp::Get);
+    let records = sizes.records(&args.prefix, what.count, args.incompressible)?;
+    let is_random = matches!(what.kind, ObjectOp::Put | ObjectOp::Get);
     let time = args.seconds.map(|seconds| StdDuration::from_secs(u64::from(seconds)));
     let time = time.or(is_random.then_some(RANDOM_TIME));
-    let load = ObjectLoad { kind, records, batch, depth: args.depth as usize, time };
     let pool = open(config, format, &args.pool)?;
+    let measure = |kind: ObjectOp, time: Option<StdDuration>| {
+        // A request with several values has room only for small ones.
+        let is_alone = kind == ObjectOp::Bulk && sizes.max > INLINE_SIZE_MAX;
+        let batch = if is_alone { 1 } else { what.batch };
+        let records = records.clone();
+        let load = ObjectLoad { kind, records, batch, depth: args.depth as usize, time };
+        measure(config, format, &pool, &load)
+    };
+    let fill = what.fills_first.then(|| measure(ObjectOp::Bulk, None)).transpose()?;
+    let mut value = measure(what.kind, time)?;
+    if let Some(fill) = fill {
+        value["fill"] = fill;
+    }
+    Ok(value)
+}
+
+/// Runs one load. Returns its result as JSON.
+fn measure(
+    config: &Config,
+    format: Format,
+    pool: &ObjectPool,
+    load: &ObjectLoad,
+) -> Result<Value, Failure> {
     let osds = osd_pids(config)?;
     let before = cpu_times(&osds);
-    let mut progress = Counter::new(format, "records", time.is_none().then_some(count));
-    let measured = run_objects(&pool, &load, &mut |done| progress.set(done));
+    let count = load.time.is_none().then_some(load.records.count);
+    let mut progress = Counter::new(format, "records", count);
+    let measured = run_objects(pool, load, &mut |done| progress.set(done));
     drop(progress);
     let measured = measured.map_err(|error| list_failed(&error))?;
     let cpu = before.zip(cpu_times(&osds)).map(|(before, after)| after.saturating_sub(before));

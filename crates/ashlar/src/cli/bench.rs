@@ -29,6 +29,14 @@ Writes all records in batches, then flushes, gets random records for --seconds, 
 Example:
   ashlar bench engine /mnt/nvme --compression zstd";
 
+const BENCH_OBJECT_EXAMPLE: &str = "\
+`put`, `get` and `ls` use the objects that a fill with the same --records and --prefix put.
+`remove` first puts each object, and measures only the removal.
+
+Example:
+  ashlar bench object --op fill --records 100 --min-size 4MiB --max-size 8MiB
+  ashlar bench object --op remove --records 100000 --batch 100 --min-size 1KiB --max-size 4KiB";
+
 /// `bench`
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -79,9 +87,7 @@ pub enum BenchCommand {
         max_size: Size,
     },
     /// Measure objects in a pool end to end. Writes objects whose names begin with --prefix
-    #[command(
-        after_help = "Example:\n  ashlar bench object --op fill --records 100 --min-size 4MiB --max-size 8MiB"
-    )]
+    #[command(after_help = BENCH_OBJECT_EXAMPLE)]
     Object {
         /// Kind of load
         #[arg(long, value_enum, default_value = "fill")]
@@ -92,6 +98,13 @@ pub enum BenchCommand {
         records: u64,
         #[command(flatten)]
         load: RecordArgs,
+        /// Objects of one request of `fill` and `remove`; objects above 32KiB are put one by one
+        #[arg(long, value_name = "COUNT", default_value_t = 1,
+              value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        batch: u64,
+        /// Let `remove` put nothing: a fill with the same --records and --prefix did
+        #[arg(long)]
+        filled: bool,
         /// Smallest object
         #[arg(long, value_name = "SIZE", default_value = "64KiB")]
         min_size: Size,
@@ -173,6 +186,8 @@ pub enum KvOpArg {
 pub enum ObjectOpArg {
     /// Put each object
     Fill,
+    /// Remove each object
+    Remove,
     /// Put random objects
     Put,
     /// Get random objects

@@ -620,6 +620,63 @@ fn benchmarks_of_objects_report_all_their_numbers() {
     assert_eq!(fs::read_dir(scratch.path()).expect("readable").count(), 0, "nothing is left");
 }
 
+#[test]
+fn a_benchmark_removes_the_objects_that_it_put_and_no_other() {
+    let cluster = with_objects("object-removal", "2");
+    piped(&cluster, &["object", "put", "kept", "-"], b"data");
+    let names = || {
+        let rows = cluster.json(&["object", "ls"]);
+        let rows = rows.as_array().expect("a list").clone();
+        rows.iter().map(|row| row["name"].clone()).collect::<Vec<_>>()
+    };
+    let object = |options: &[&str]| cluster.json(&[&["bench", "object"], options].concat());
+    let small = ["--op", "remove", "--records", "3000", "--min-size", "0B", "--max-size", "4KiB"];
+    let value = object(&[&small[..], &["--batch", "70", "--depth", "8"]].concat());
+    let told = |value: &Value| ["records", "operations", "absent"].map(|it| value[it].as_u64());
+    assert_eq!(told(&value), [Some(3000), Some(43), Some(0)], "{value:#}");
+    assert_eq!(value["fill"]["records"], 3000, "{value:#}");
+    assert!(value["fill"]["bytes"].as_u64() > value["bytes"].as_u64(), "{value:#}");
+    assert_eq!(names(), ["kept"]);
+    // Long ones lie in blocks. Here each has a request of its own.
+    let long = ["--records", "12", "--min-size", "20KiB", "--max-size", "4MiB", "--depth", "4"];
+    assert_eq!(object(&[&long[..], &["--op", "fill"]].concat())["records"], 12);
+    assert_eq!(names().len(), 13);
+    let filled = [&long[..], &["--op", "remove", "--filled"]].concat();
+    let value = object(&filled);
+    assert_eq!(told(&value), [Some(12), Some(12), Some(0)], "{value:#}");
+    assert_eq!((names(), value["fill"].is_null()), (vec![json!("kept")], true));
+    assert_eq!(told(&object(&filled)), [Some(0), Some(12), Some(12)], "nothing is left");
+    let line = cluster.run(&[&["bench", "object"], &filled[..]].concat());
+    assert!(line.contains("(12 were not there)"), "{line}");
+    wait_for("the space of the long ones to be free", || {
+        let rows = cluster.json(&["osd", "ls"]);
+        let mut rows = rows.as_array().expect("a list").iter();
+        rows.all(|row| row["used_bytes"].as_u64() < Some(4 << 20))
+    });
+    let (_, data) = block_on(open(&cluster).get(&Name::new(b"kept").expect("short")))
+        .expect("readable")
+        .expect("there");
+    assert_eq!(data, b"data");
+}
+
+/// What an OSD keeps free for writes of pools with parity must leave room for objects.
+#[test]
+fn objects_are_put_beside_an_empty_pool_with_parity_on_small_osds() {
+    let cluster = Cluster::up("object-parity", &["--osds", "3", "--osd-size", "2GiB"]);
+    cluster.run(&["pool", "create", "parity", "--ec", "2+1", "--failure-domain", "osd"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"];
+    cluster.run(&create);
+    cluster.wait_active();
+    let size = ["--min-size", "512KiB", "--max-size", "512KiB", "--records", "64"];
+    for (prefix, depth) in [("one by one/", "1"), ("many/", "32")] {
+        let fill = ["bench", "object", "--op", "fill", "--prefix", prefix, "--depth", depth];
+        let value = cluster.json(&[&fill[..], &size].concat());
+        assert_eq!(value["records"], 64, "{value:#}");
+    }
+    let list = cluster.json(&["bench", "object", "--op", "ls", "--prefix", "many/"]);
+    assert_eq!(list["records"], 64, "{list:#}");
+}
+
 /// What a pool has whose members change: keys with values, and long objects by name.
 #[derive(Default)]
 struct Kept {

@@ -22,6 +22,8 @@ use crate::objects::{Listing, Name, ObjectChange, ObjectError, ObjectPool, Objec
 pub enum ObjectOp {
     /// Puts each record once, so many together.
     Bulk,
+    /// Removes each record once, so many together.
+    Remove,
     /// Puts random records, one by one.
     Put,
     /// Gets random records.
@@ -54,26 +56,27 @@ pub struct ObjectLoad {
     pub kind: ObjectOp,
     /// On which records.
     pub records: Records,
-    /// Records of one bulk.
+    /// Records of one bulk, or of one removal.
     pub batch: u64,
     /// Operations in flight; at least 1.
     pub depth: usize,
-    /// How long to run; `None`: until all records were written or read once.
+    /// How long to run; `None`: until all records were written or read once. A removal ends with the last
+    /// record in any case.
     pub time: Option<StdDuration>,
 }
 
 /// Result of a measurement.
 #[derive(Clone, Default)]
 pub struct ObjectsMeasured {
-    /// Latency of each operation: of a bulk, a put, a get or a page.
+    /// Latency of each operation: of a bulk, a put, a removal, a get or a page.
     pub latencies: Histogram,
     /// Time from the first request to the last answer.
     pub elapsed: Duration,
-    /// Records that were written, or read and there.
+    /// Records that were written, removed, or read and there.
     pub records: u64,
-    /// Bytes of their keys and values. Of a list of names: of their keys.
+    /// Bytes of their keys and values. Of a list of names and of a removal: of their keys.
     pub bytes: u64,
-    /// Records that were asked for and not there.
+    /// Records that were asked for and not there. Removals of several records together do not tell.
     pub absent: u64,
 }
 
@@ -183,6 +186,8 @@ fn duration_of(span: StdDuration) -> Duration {
 enum Work {
     /// Put these records together.
     Bulk(std::ops::Range<u64>),
+    /// Remove these records together.
+    Remove(std::ops::Range<u64>),
     Put(u64),
     Get(u64),
     /// A page.
@@ -192,7 +197,7 @@ enum Work {
 /// The operations of a load, in order.
 struct Works<'a> {
     load: &'a ObjectLoad,
-    /// The next record of those that are written once.
+    /// The next record of those that are written or removed once.
     next: u64,
     random: Random,
     /// What is still to be listed: each range by itself.
@@ -202,7 +207,8 @@ struct Works<'a> {
 impl Works<'_> {
     fn next(&mut self) -> Option<Work> {
         let count = self.load.records.count;
-        let is_over = self.load.time.is_none() && self.next >= count;
+        let is_repeated = self.load.time.is_some() && self.load.kind != ObjectOp::Remove;
+        let is_over = !is_repeated && self.next >= count;
         match self.load.kind {
             ObjectOp::Scan | ObjectOp::List => {
                 if self.ranges.is_empty() && self.load.time.is_some() {
@@ -211,15 +217,19 @@ impl Works<'_> {
                 self.ranges.pop().map(Work::Page)
             }
             _ if is_over => None,
-            ObjectOp::Bulk => {
-                let first = self.next % count;
-                let behind = (first + self.load.batch).min(count);
-                self.next += behind - first;
-                Some(Work::Bulk(first..behind))
-            }
+            ObjectOp::Bulk => Some(Work::Bulk(self.batch(count))),
+            ObjectOp::Remove => Some(Work::Remove(self.batch(count))),
             ObjectOp::Put => Some(Work::Put(self.draw(count))),
             ObjectOp::Get => Some(Work::Get(self.draw(count))),
         }
+    }
+
+    /// Returns the next records that go together.
+    fn batch(&mut self, count: u64) -> std::ops::Range<u64> {
+        let first = self.next % count;
+        let behind = (first + self.load.batch).min(count);
+        self.next += behind - first;
+        first..behind
     }
 
     fn draw(&mut self, count: u64) -> u64 {
@@ -276,6 +286,25 @@ async fn timed(
             let start = Instant::now();
             pool.put(&name, Vec::new(), value, |_| {}).await?;
             (Done { records: 1, bytes, absent: 0 }, start.elapsed(), None)
+        }
+        Work::Remove(numbers) if numbers.end - numbers.start == 1 => {
+            let name = records.name(numbers.start);
+            let start = Instant::now();
+            let removed = u64::from(pool.remove(&name, Vec::new()).await?);
+            let bytes = removed * name.bytes().len() as u64;
+            (Done { records: removed, bytes, absent: 1 - removed }, start.elapsed(), None)
+        }
+        Work::Remove(numbers) => {
+            let (mut steps, mut bytes) = (Vec::new(), 0);
+            for name in numbers.map(|number| records.name(number)) {
+                bytes += name.bytes().len() as u64;
+                let changes = vec![ObjectChange::Remove];
+                steps.push(ObjectSteps { name, assertions: Vec::new(), changes });
+            }
+            let start = Instant::now();
+            let (done, result) = pool.bulk(steps).await;
+            result?;
+            (Done { records: done as u64, bytes, absent: 0 }, start.elapsed(), None)
         }
         Work::Get(number) => {
             let name = records.name(number);
@@ -355,13 +384,15 @@ mod tests {
             (0..6)
                 .map_while(|_| works.next())
                 .map(|work| match work {
-                    Work::Bulk(range) => range,
-                    _ => panic!("bulks"),
+                    Work::Bulk(range) | Work::Remove(range) => range,
+                    _ => panic!("batches"),
                 })
                 .collect::<Vec<_>>()
         };
         assert_eq!(works(&load), [0..300, 300..600, 600..900, 900..1000]);
         load.time = Some(StdDuration::from_secs(1));
         assert_eq!(works(&load)[4..], [0..300, 300..600]);
+        load.kind = ObjectOp::Remove;
+        assert_eq!(works(&load).len(), 4, "what is gone is not removed again");
     }
 }
