@@ -174,8 +174,12 @@ fn apply(content: &mut Content, change: &Change) {
             content.remove(key);
         }
         Change::DeleteRange { start, end } => {
-            let mut behind = content.split_off(start);
-            content.append(&mut behind.split_off(end));
+            let is_in = |key: &&Vec<u8>| *key < end;
+            let from = (Bound::Included(&start[..]), Bound::Unbounded);
+            let found = content.range::<[u8], _>(from).map(|(key, _)| key).take_while(is_in);
+            for key in found.cloned().collect::<Vec<_>>() {
+                content.remove(&key);
+            }
         }
     }
 }

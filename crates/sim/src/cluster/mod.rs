@@ -61,6 +61,7 @@ mod watch;
 mod world;
 
 pub use catalog::{FAULTS, OPERATIONS, tally};
+pub use object_users::removal::run as run_removal;
 
 use crate::outcome::{Outcome, Run};
 

@@ -1,6 +1,8 @@
 //! The users of an object pool: each client opens it, changes and reads objects beside its volumes, and closes
 //! it now and then. `object_history.rs` judges what they are answered.
 
+pub mod removal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 

@@ -239,7 +239,7 @@ impl World {
         first..first + length
     }
 
-    fn ask_write(
+    pub(super) fn ask_write(
         &mut self,
         index: usize,
         handle: VolumeHandle,

@@ -81,7 +81,7 @@ pub struct World {
     pub(super) objects: Option<ObjectPool>,
     pub(super) agenda: Agenda,
     pub(super) now: Time,
-    stage: Stage,
+    pub(super) stage: Stage,
     pub(super) due: AttachmentsDue,
     pub(super) requests: RequestWatch,
     pub(super) counts: Counters,
@@ -91,7 +91,7 @@ pub struct World {
 
 /// The stages of a run, in chronological order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+pub enum Stage {
     /// The cluster is created.
     Build,
     /// Users work, and faults happen.
@@ -203,7 +203,7 @@ impl World {
         self.end()
     }
 
-    fn build(&mut self) -> Result<(), String> {
+    pub(super) fn build(&mut self) -> Result<(), String> {
         (0..self.monitors.len()).for_each(|index| self.start_monitor(index));
         let osds = (0..self.osds.len()).map(Job::CreateOsd);
         let settings = self.slow_disks.job();
@@ -467,7 +467,7 @@ impl World {
     }
 
     /// Handles the earliest event.
-    fn step(&mut self) -> Result<(), String> {
+    pub(super) fn step(&mut self) -> Result<(), String> {
         self.counts.steps += 1;
         if self.counts.steps > STEP_COUNT_MAX {
             return Err(format!("it does not come to an end ({:?})", self.stage));
