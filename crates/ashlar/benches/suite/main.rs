@@ -8,6 +8,8 @@
 #![allow(clippy::disallowed_methods)] // A program that starts processes and reads the clock.
 
 mod objects;
+mod removal;
+mod writes;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +34,9 @@ const LOADS: &[Load] = &[
 ];
 
 /// Loads in the table of replicated volumes, instead of the linear loads above.
-const LINEAR_LOADS: &[Load] = &[
+const REPLICATED_LOADS: &[Load] = &[
+    ("4 KiB random write, depth 128", &["--op", "randwrite", "--depth", "128"]),
+    ("4 KiB random read, depth 128", &["--op", "randread", "--depth", "128"]),
     ("4 MiB linear write, depth 16", &["--op", "write", "--depth", "16", "--block-size", "4MiB"]),
     ("4 MiB linear read, depth 16", &["--op", "read", "--depth", "16", "--block-size", "4MiB"]),
 ];
@@ -49,12 +53,14 @@ fn main() {
     match std::env::var("TABLES").as_deref() {
         Ok("objects") => return objects_tables(&dir, rounds),
         Ok("compressions") => return compressions_of_many(&dir),
+        Ok("writes") => return writes_tables(&dir, rounds),
+        Ok("removal") => return removal_table(&dir, rounds),
         _ => {}
     }
     store_table(&dir, rounds);
     println!("{RATIO}\n");
     path_table(&Cluster::up(&dir, "1"), "one copy, one OSD", 1, LOADS, rounds);
-    let loads: Vec<Load> = LOADS[..4].iter().chain(LINEAR_LOADS).copied().collect();
+    let loads: Vec<Load> = LOADS[..4].iter().chain(REPLICATED_LOADS).copied().collect();
     for cores in [1, 2] {
         pin_to_cores(cores);
         let cluster = Cluster::up(&dir, "3");
@@ -63,8 +69,31 @@ fn main() {
         parity_table(&cluster, cores, &loads, rounds);
         stalls(&cluster);
     }
+    writes_tables(&dir, rounds);
+    removal_table(&dir, rounds);
     objects_tables(&dir, rounds);
     drop(cleanup);
+}
+
+/// Prints the tables of small writes, on two cores: at two depths, with parity, and beside an empty pool.
+fn writes_tables(dir: &Path, rounds: usize) {
+    pin_to_cores(2);
+    for size in ["1GiB", "2560MiB", "32GiB"] {
+        let cluster = Cluster::start(dir, "3", size);
+        cluster.create_volume("bench", "default", "256MiB");
+        writes::beside_empty_pool(&cluster, size, rounds);
+    }
+    let cluster = Cluster::up(dir, "3");
+    writes::parity_beside_copies(&cluster, rounds);
+}
+
+/// Prints the table of writes beside the removal of objects, on two cores.
+fn removal_table(dir: &Path, rounds: usize) {
+    let objects = std::env::var("REMOVALS").unwrap_or_else(|_| "100000".to_string());
+    pin_to_cores(2);
+    let cluster = Cluster::up(dir, "3");
+    cluster.add_engines();
+    removal::table(&cluster, &objects, rounds);
 }
 
 /// Prints the tables of pools of objects, on two cores: engine and OSD have threads of their own.
@@ -165,18 +194,29 @@ struct Cluster {
 
 impl Cluster {
     fn up(base: &Path, osds: &str) -> Cluster {
-        let dir = base.join("cluster");
-        let cluster = Cluster { dir };
-        let mut up = Command::new(ASHLAR);
-        up.args(["up", "--detach", "--osds", osds, "--osd-size", "2GiB", "--commit", "immediate"]);
-        done(up.arg("--dir").arg(&cluster.dir));
-        cluster.create_volume("bench", "default");
+        let cluster = Cluster::start(base, osds, "2GiB");
+        cluster.create_volume("bench", "default", "512MiB");
         cluster
     }
 
+    /// Starts a cluster without a volume.
+    fn start(base: &Path, osds: &str, osd_size: &str) -> Cluster {
+        let cluster = Cluster { dir: base.join("cluster") };
+        let mut up = Command::new(ASHLAR);
+        up.args(["up", "--detach", "--osds", osds, "--osd-size", osd_size]);
+        done(up.args(["--commit", "immediate", "--dir"]).arg(&cluster.dir));
+        cluster
+    }
+
+    fn create_parity_pool(&self) {
+        let create = ["pool", "create", "parity", "--ec", "2+1", "--failure-domain", "osd"];
+        done(&mut self.command(&create));
+        self.wait_until_healthy();
+    }
+
     /// Creates a volume and writes it once.
-    fn create_volume(&self, name: &str, pool: &str) {
-        done(&mut self.command(&["volume", "create", name, "--size", "512MiB", "--pool", pool]));
+    fn create_volume(&self, name: &str, pool: &str, size: &str) {
+        done(&mut self.command(&["volume", "create", name, "--size", size, "--pool", pool]));
         let fill = ["--op", "write", "--block-size", "1MiB", "--depth", "4", "--seconds", SECONDS];
         self.bench(name, &fill);
     }
@@ -289,9 +329,8 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
 /// copies of the same cluster: the two are measured in turn. The last two columns are ratios to it: of the
 /// mean time of an operation, and of the OSDs' processor time.
 fn parity_table(cluster: &Cluster, cores: usize, loads: &[Load], rounds: usize) {
-    let create = ["pool", "create", "parity", "--ec", "2+1", "--failure-domain", "osd"];
-    done(&mut cluster.command(&create));
-    cluster.create_volume("parity", "parity");
+    cluster.create_parity_pool();
+    cluster.create_volume("parity", "parity", "512MiB");
     println!(
         "| 2+1 beside two copies, cores: {cores} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op \
          | time, ratio | CPU, ratio |"

@@ -13,7 +13,7 @@ const COMPRESSIONS: [&str; 8] =
     ["none", "snappy", "lz4", "lz4hc", "zstd", "zlib", "zlib-best", "bzip2"];
 const COMMON_COMPRESSIONS: [&str; 2] = ["lz4", "zstd"];
 /// The compression of a pool for which none was chosen.
-const DEFAULT_COMPRESSION: &str = "lz4";
+pub const DEFAULT_COMPRESSION: &str = "lz4";
 /// The pool by which the OSDs get their engines. They restart for that, and a pool that is created meanwhile
 /// lacks copies.
 const FIRST_POOL: &str = "first";
@@ -39,7 +39,7 @@ impl Cluster {
         self.wait_until_healthy();
     }
 
-    fn create_objects(&self, name: &str, copies: &str, compression: &str) {
+    pub fn create_objects(&self, name: &str, copies: &str, compression: &str) {
         let create = ["pool", "create", name, "--kind", "object", "--failure-domain", "osd"];
         let mut create = self.command(&create);
         done(create.args(["--replicas", copies, "--compression", compression]));
