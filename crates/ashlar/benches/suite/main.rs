@@ -78,6 +78,7 @@ fn main() {
 /// Prints the tables of small writes, on two cores: at two depths, with parity, and beside an empty pool.
 fn writes_tables(dir: &Path, rounds: usize) {
     pin_to_cores(2);
+    println!("random writes of 4 KiB, three OSDs, two cores\n");
     for size in ["1GiB", "2560MiB", "32GiB"] {
         let cluster = Cluster::start(dir, "3", size);
         cluster.create_volume("bench", "default", "256MiB");
@@ -91,6 +92,7 @@ fn writes_tables(dir: &Path, rounds: usize) {
 fn removal_table(dir: &Path, rounds: usize) {
     let objects = std::env::var("REMOVALS").unwrap_or_else(|_| "100000".to_string());
     pin_to_cores(2);
+    println!("writes of 4 KiB at depth 1 beside removals, three OSDs, two cores\n");
     let cluster = Cluster::up(dir, "3");
     cluster.add_engines();
     removal::table(&cluster, &objects, rounds);
