@@ -1,8 +1,9 @@
 //! Detects clients that are silent: the process is stopped or hangs, while its kernel keeps the connection.
 //!
 //! ```text
-//!   heard ── nothing for ASK_AFTER ──▶ asked ── nothing for session_timeout_ms, and a session of the client
-//!     ▲                                  │      is in somebody's way ──▶ connection closed, sessions end
+//!   heard ── nothing for ASK_AFTER ──▶ asked ── nothing for session_timeout_ms (at least SILENCE_MIN), and a
+//!     ▲                                  │      session of the client is in somebody's way ──▶ connection closed,
+//!     │                                  │      sessions end
 //!     └──────────── a message ───────────┘
 //! ```
 //!
@@ -26,6 +27,9 @@ use crate::records::{LockRecord, Used};
 /// A client from which nothing has come for this long is asked whether it is alive. A client that hears
 /// nothing from its monitor sends `Ping` more often: only clients that receive other messages are asked.
 const ASK_AFTER: Duration = Duration::from_secs(1);
+/// A client that answers may seem silent for this long: if the monitor that relays it hangs, it takes up to
+/// 8.5 s until the client leaves that monitor (`heartbeat.rs`), and a second until it is connected elsewhere.
+const SILENCE_MIN: Duration = Duration::from_secs(10);
 /// How often clients are checked.
 const CHECK_SPAN: Duration = Duration::from_secs(1);
 
@@ -110,12 +114,13 @@ impl Monitor {
         connection.is_none_or(|connection| self.silent_clients.asked.contains_key(&connection))
     }
 
-    /// Returns the connection of a session whose client has been silent for `session_timeout_ms`, and the
-    /// time at which the silence began.
+    /// Returns the connection of a session whose client has been silent for too long, and the time at which
+    /// the silence began.
     fn overdue_since(&self, now: Time, session: SessionId) -> Option<(ConnectionId, Time)> {
         let connection = self.sessions.connection(session)?;
         let since = *self.silent_clients.asked.get(&connection)?;
-        (since + self.span(Setting::SessionTimeout) <= now).then_some((connection, since))
+        let patience = self.span(Setting::SessionTimeout).max(SILENCE_MIN);
+        (since + patience <= now).then_some((connection, since))
     }
 
     /// Closes the connections of clients that have been silent for too long and are in the job's way, and

@@ -115,6 +115,27 @@ fn an_attach_waits_for_a_holder_that_has_not_answered_yet() {
 }
 
 #[test]
+fn a_short_timeout_leaves_a_client_the_time_to_leave_a_monitor_that_hangs() {
+    let mut rig = rig();
+    let (setting, value) = ("session_timeout_ms".to_string(), Some("1s".to_string()));
+    rig.command(Command::ConfigSet { setting, value }).unwrap();
+    let (_, session) = rig.holder();
+    rig.advance(Duration::from_secs(3));
+    let other = rig.new_client();
+    let asked = rig.ask_lock(other, "v", false);
+    rig.advance(Duration::from_secs(7));
+    assert_eq!(rig.lock_answer(other, asked), None, "it may be on its way to another monitor");
+    let back = rig.new_client();
+    rig.say(back, &resume(session));
+    assert_eq!(rig.lock_answer(other, asked).unwrap().unwrap_err().code, "locked");
+    assert!(!rig.has_fenced(session));
+    rig.advance(Duration::from_secs(3));
+    let asked = rig.ask_lock(other, "v", false);
+    rig.advance(Duration::from_secs(11));
+    assert!(rig.lock_answer(other, asked).unwrap().unwrap().1, "it has not answered, either");
+}
+
+#[test]
 fn a_holder_that_answers_or_says_anything_else_keeps_its_lock() {
     let mut rig = rig();
     let (holder, session) = rig.holder();
