@@ -226,6 +226,12 @@ pub enum Bug {
     /// Volume: a change of which the user was told that its outcome is unknown is sent again after its
     /// connection was lost.
     UnknownSentAgain,
+    /// Volume: the same, of discards alone.
+    UnknownDiscardSentAgain,
+    /// Volume: the same, of changes alone that may be acknowledged before they are durable.
+    UnknownLazySentAgain,
+    /// Volume: when a request is given up at its deadline, those beside it that have none are, too.
+    GivenUpWithoutDeadline,
     // A scenario of the crate `volume` finds this bug: all members of a PG must lose power after a read.
     /// Volume: a PG is synced when a change of it is told as unknown, before the change has ended.
     SyncBeforeUnknownEnded,
@@ -372,6 +378,9 @@ impl Bug {
         ("unclean-close-not-fenced", Bug::UncleanCloseNotFenced),
         ("whole-not-kept", Bug::WholeNotKept),
         ("unknown-sent-again", Bug::UnknownSentAgain),
+        ("unknown-discard-sent-again", Bug::UnknownDiscardSentAgain),
+        ("unknown-lazy-sent-again", Bug::UnknownLazySentAgain),
+        ("given-up-without-deadline", Bug::GivenUpWithoutDeadline),
         ("sync-covers-later-writes", Bug::SyncCoversLaterWrites),
         ("equal-version-believed", Bug::EqualVersionBelieved),
         ("complete-with-cursor", Bug::CompleteWithCursor),

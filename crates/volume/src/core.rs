@@ -43,6 +43,8 @@ pub struct ClientCore {
     links: Links,
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
     pub(crate) requests: Table<RequestKey, Request>,
+    /// The requests of the user, by the ids that it chose.
+    requests_by_id: BTreeMap<RequestId, RequestKey>,
     pub(crate) parts: Table<PartKey, Part>,
     /// This client's unfinished changes to each stripe, in the order in which they were requested.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
@@ -74,6 +76,7 @@ impl ClientCore {
             links: Links::default(),
             volumes: BTreeMap::new(),
             requests: Table::new(),
+            requests_by_id: BTreeMap::new(),
             parts: Table::new(),
             stripes: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -186,9 +189,18 @@ impl ClientCore {
             }
             Timer::Request(key) => {
                 self.requests[key].deadline = None;
+                if planted::on(Bug::GivenUpWithoutDeadline) {
+                    let is_beside = |other: &RequestKey| {
+                        *other != key && self.requests[*other].deadline.is_none()
+                    };
+                    let beside = self.requests_by_id.values().copied().filter(is_beside);
+                    for other in beside.collect::<Vec<_>>() {
+                        self.give_up_request(now, other, effects);
+                    }
+                }
                 self.give_up_request(now, key, effects);
             }
-            Timer::Stalls(handle) => self.check_stalls(handle),
+            Timer::Stalls(handle) => self.check_stalls(now, handle),
             Timer::Open(handle) => {
                 let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
                 volume.open_deadline = None;
@@ -414,12 +426,13 @@ impl ClientCore {
             progress,
             turn: Turn::NONE,
             part_count: 0,
-            parts_open: 0,
+            open: Vec::new(),
             failure: None,
             answered: false,
             has_changed: false,
             deadline,
         });
+        self.requests_by_id.insert(id, key);
         if let Some(at) = deadline {
             self.timers.arm(at.max(now), Timer::Request(key));
             self.requests[key].deadline = Some(at.max(now));
@@ -530,12 +543,12 @@ impl ClientCore {
         let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
         volume.queue.remove(request.turn);
         self.touched.push(request.volume);
-        if request.parts_open == 0 {
+        if request.open.is_empty() {
             self.finish_request(key, effects);
             return;
         }
-        let unsent = self
-            .parts_where(|part| part.request == key && !matches!(part.stage, Stage::Sent { .. }));
+        let mut unsent = request.open.clone();
+        unsent.retain(|part| !matches!(self.parts[*part].stage, Stage::Sent { .. }));
         for part in unsent {
             self.end_part(now, part, Found::Nothing, effects);
         }
@@ -568,6 +581,7 @@ impl ClientCore {
         if !request.answered {
             request.answered = true;
             let id = request.id.expect("own requests are answered from the start");
+            self.requests_by_id.remove(&id);
             effects.push(Effect::Done { id, result });
         }
     }
@@ -643,7 +657,8 @@ impl ClientCore {
         let part = self.remove_part(key);
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         let request = &mut self.requests[part.request];
-        request.parts_open -= 1;
+        let place = request.open.iter().position(|other| *other == key).expect("it is open");
+        request.open.swap_remove(place);
         if part.is_replay {
             self.advance_replay(now, part.request, effects);
             return;

@@ -35,6 +35,7 @@ mod tests;
 mod timers;
 mod unsynced;
 mod volume;
+mod waiting_ranges;
 mod windows;
 
 pub use crate::core::ClientCore;

@@ -5,18 +5,21 @@
 //!              │  ▲        │  ▲
 //!     no room of │  a part   │  the older one is cut, or has ended
 //!     its PG   ▼  of it ends ▼  │
-//!           by PG           behind an older one that waits and changes the same range
+//!         in lines         behind an older one that waits and changes the same range
 //! ```
 //!
 //! Invariants
-//!   1. A request is in one of the three places.
-//!   2. A PG with room has nobody waiting, or the oldest of them is to be judged.
+//!   1. A request is to be judged, or waits in lines, or behind one older request.
+//!   2. If the first of a line may go on, it is to be judged; the others of the line are newer.
+//!   3. The ranges of all changes that wait are in `ranges`; those that were woken may be there, too.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use base::PgId;
 
 use crate::table::RequestKey;
+use crate::waiting_ranges::WaitingRanges;
 
 /// The age of a request among those of its volume; the core's own requests come before those of the user.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -26,27 +29,46 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// The turn of a request that never waits in a queue.
+    /// The turn of a request that never waits in a queue: before all others.
     pub(crate) const NONE: Turn = Turn { is_users: false, number: 0 };
+    /// After all others.
+    const MAX: Turn = Turn { is_users: true, number: u64::MAX };
+
+    #[cfg(test)]
+    pub(crate) fn of_user(number: u64) -> Turn {
+        Turn { is_users: true, number }
+    }
+}
+
+/// Requests that wait for the same thing, in the order of their age.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Line {
+    /// For room among the parts of a PG that are in flight.
+    Room(PgId),
+    /// For room among what is kept of a PG.
+    Keeping(PgId),
 }
 
 /// What a request waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Waits {
     /// For its turn to be judged.
     Turn,
-    /// For room of the PG of its next part.
-    Room(PgId),
-    /// For an older request, which waits for room and changes what this one changes.
-    Older,
+    /// For any of these: one of the PG of its next part, or one of each PG if their order does not matter.
+    Lines(Vec<Line>),
+    /// For this older request, which waits and changes what this one changes.
+    Older(Turn),
 }
 
 /// A request that waits.
 struct Waiting {
     key: RequestKey,
     waits: Waits,
-    /// The PG of whose room it was told: if it does not take the room, the next one may have it.
-    woken_by: Option<PgId>,
+    /// The lines that it stood in before it was to be judged: when it is gone from them, the next ones may go
+    /// on.
+    left: Vec<Line>,
+    /// The units that it changes, as in `ranges`.
+    range: Option<Range<u64>>,
 }
 
 /// The requests that wait.
@@ -55,8 +77,10 @@ pub(crate) struct Queue {
     last: u64,
     waiting: BTreeMap<Turn, Waiting>,
     to_judge: BTreeSet<Turn>,
-    by_pg: BTreeMap<PgId, BTreeSet<Turn>>,
-    behind: BTreeSet<Turn>,
+    lines: BTreeSet<(Line, Turn)>,
+    /// Requests behind an older one: the older one, the end of the newer one's range, the newer one.
+    behind: BTreeSet<(Turn, u64, Turn)>,
+    ranges: WaitingRanges,
 }
 
 impl Queue {
@@ -64,7 +88,8 @@ impl Queue {
     pub(crate) fn add(&mut self, key: RequestKey, is_users: bool) -> Turn {
         self.last += 1;
         let turn = Turn { is_users, number: self.last };
-        self.waiting.insert(turn, Waiting { key, waits: Waits::Turn, woken_by: None });
+        let new = Waiting { key, waits: Waits::Turn, left: Vec::new(), range: None };
+        self.waiting.insert(turn, new);
         self.to_judge.insert(turn);
         turn
     }
@@ -75,89 +100,120 @@ impl Queue {
     }
 
     /// Returns what a request waits for; `None`: it is not here.
-    pub(crate) fn waits(&self, turn: Turn) -> Option<Waits> {
-        self.waiting.get(&turn).map(|it| it.waits)
+    pub(crate) fn waits(&self, turn: Turn) -> Option<&Waits> {
+        self.waiting.get(&turn).map(|it| &it.waits)
     }
 
-    /// Returns the requests that are older than this one, and were judged before it.
-    pub(crate) fn older(&self, turn: Turn) -> impl Iterator<Item = RequestKey> + '_ {
-        let older = self.waiting.range(..turn);
-        older.filter(|(_, it)| it.waits != Waits::Turn).map(|(_, it)| it.key)
+    /// Whether an older request waits in this line.
+    pub(crate) fn has_older(&self, turn: Turn, line: Line) -> bool {
+        self.first_of(line).is_some_and(|first| first < turn)
     }
 
-    /// Lets a request that was judged wait for room of the PG of its next part.
-    pub(crate) fn wait_for_room(&mut self, turn: Turn, pg: PgId) {
-        let woken_by = self.set(turn, Waits::Room(pg)).filter(|other| *other != pg);
-        woken_by.into_iter().for_each(|other| self.wake(other));
+    /// Returns the newest of the older requests that wait and change some of these units. Requires: all older
+    /// requests were judged.
+    pub(crate) fn older_change(&self, turn: Turn, units: &Range<u64>) -> Option<Turn> {
+        self.ranges.newest_before(units, turn)
     }
 
-    /// Lets a request that was judged wait for an older one.
-    pub(crate) fn wait_for_older(&mut self, turn: Turn) {
-        let woken_by = self.set(turn, Waits::Older);
-        woken_by.into_iter().for_each(|pg| self.wake(pg));
+    /// Lets a request that was judged wait in these lines. `units`: what it still has to change, if anything.
+    pub(crate) fn wait_in(&mut self, turn: Turn, lines: Vec<Line>, units: Option<Range<u64>>) {
+        self.place(turn, Waits::Lines(lines), units);
     }
 
-    /// Lets the oldest request be judged that waits for room of the PG.
+    /// Lets a request that was judged wait for an older one. `units`: what it still has to change.
+    pub(crate) fn wait_for_older(&mut self, turn: Turn, older: Turn, units: Range<u64>) {
+        assert!(older < turn);
+        self.place(turn, Waits::Older(older), Some(units));
+    }
+
+    /// Lets the oldest requests be judged that wait for room of the PG.
     pub(crate) fn wake(&mut self, pg: PgId) {
-        if let Some(turn) = self.by_pg.get(&pg).and_then(|turns| turns.first()).copied() {
-            self.set(turn, Waits::Turn);
-            self.waiting.get_mut(&turn).expect("moved just now").woken_by = Some(pg);
-        }
+        self.wake_first(Line::Room(pg));
+        self.wake_first(Line::Keeping(pg));
     }
 
-    /// Lets all requests be judged that wait for room of the PG.
-    pub(crate) fn wake_all(&mut self, pg: PgId) {
-        for turn in self.by_pg.get(&pg).cloned().unwrap_or_default() {
+    /// Lets all requests be judged that wait to be kept of the PG.
+    pub(crate) fn wake_all_to_keep(&mut self, pg: PgId) {
+        while let Some(turn) = self.first_of(Line::Keeping(pg)) {
             self.set(turn, Waits::Turn);
         }
     }
 
-    /// Removes a request, if it is here. What waits for older ones is judged again.
+    /// Removes a request, if it is here. What waits behind it is judged again.
     pub(crate) fn remove(&mut self, turn: Turn) {
         if !self.waiting.contains_key(&turn) {
             return;
         }
-        let woken_by = self.set(turn, Waits::Turn);
+        self.set(turn, Waits::Turn);
+        self.set_range(turn, None);
         self.to_judge.remove(&turn);
-        self.waiting.remove(&turn);
-        self.judge_behind();
-        woken_by.into_iter().for_each(|pg| self.wake(pg));
-    }
-
-    /// Lets all requests be judged that wait for older ones.
-    pub(crate) fn judge_behind(&mut self) {
-        for other in self.behind.clone() {
-            self.set(other, Waits::Turn);
-        }
+        let it = self.waiting.remove(&turn).expect("looked at just now");
+        it.left.into_iter().for_each(|line| self.wake_first(line));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Moves a request from one place to another. Returns the PG that had woken it.
-    fn set(&mut self, turn: Turn, waits: Waits) -> Option<PgId> {
+    fn first_of(&self, line: Line) -> Option<Turn> {
+        let (of, turn) = self.lines.range((line, Turn::NONE)..).next()?;
+        (*of == line).then_some(*turn)
+    }
+
+    fn wake_first(&mut self, line: Line) {
+        if let Some(turn) = self.first_of(line) {
+            self.set(turn, Waits::Turn);
+        }
+    }
+
+    /// Lets a request wait that was judged.
+    fn place(&mut self, turn: Turn, waits: Waits, units: Option<Range<u64>>) {
+        self.set_range(turn, units);
+        self.set(turn, waits);
         let it = self.waiting.get_mut(&turn).expect("the caller knows it");
-        let (before, woken_by) = (std::mem::replace(&mut it.waits, waits), it.woken_by.take());
-        let was_there = match before {
+        let mut left = std::mem::take(&mut it.left);
+        left.retain(|line| !self.lines.contains(&(*line, turn)));
+        left.into_iter().for_each(|line| self.wake_first(line));
+    }
+
+    /// Sets the units that a request still has to change. What waited behind it and overlaps none of them is
+    /// judged again.
+    fn set_range(&mut self, turn: Turn, units: Option<Range<u64>>) {
+        let it = self.waiting.get_mut(&turn).expect("the caller knows it");
+        if it.range == units {
+            return;
+        }
+        if let Some(before) = std::mem::replace(&mut it.range, units.clone()) {
+            self.ranges.remove(&before, turn);
+        }
+        let start = units.as_ref().map_or(u64::MAX, |units| units.start);
+        if let Some(units) = units {
+            self.ranges.insert(&units, turn);
+        }
+        let free = self.behind.range((turn, 0, Turn::NONE)..=(turn, start, Turn::MAX));
+        for (_, _, newer) in free.copied().collect::<Vec<_>>() {
+            self.set(newer, Waits::Turn);
+        }
+    }
+
+    /// Moves a request from one place to another.
+    fn set(&mut self, turn: Turn, waits: Waits) {
+        let it = self.waiting.get_mut(&turn).expect("the caller knows it");
+        let end = it.range.as_ref().map_or(0, |units| units.end);
+        let was_there = match std::mem::replace(&mut it.waits, waits.clone()) {
             Waits::Turn => self.to_judge.remove(&turn),
-            Waits::Older => self.behind.remove(&turn),
-            Waits::Room(pg) => {
-                let turns = self.by_pg.get_mut(&pg).expect("it waits there");
-                let was_there = turns.remove(&turn);
-                if turns.is_empty() {
-                    self.by_pg.remove(&pg);
-                }
-                was_there
+            Waits::Older(older) => self.behind.remove(&(older, end, turn)),
+            Waits::Lines(lines) => {
+                it.left.clone_from(&lines);
+                lines.into_iter().all(|line| self.lines.remove(&(line, turn)))
             }
         };
         assert!(was_there);
         match waits {
-            Waits::Turn => self.to_judge.insert(turn),
-            Waits::Room(pg) => self.by_pg.entry(pg).or_default().insert(turn),
-            Waits::Older => self.behind.insert(turn),
-        };
-        woken_by
+            Waits::Turn => _ = self.to_judge.insert(turn),
+            Waits::Older(older) => _ = self.behind.insert((older, end, turn)),
+            Waits::Lines(lines) => self.lines.extend(lines.into_iter().map(|line| (line, turn))),
+        }
     }
 }
 
@@ -194,27 +250,95 @@ mod tests {
         assert_eq!(queue.first(), Some(added[0].0));
     }
 
+    fn room_of(numbers: &[u32]) -> Vec<Line> {
+        numbers.iter().map(|number| Line::Room(pg(*number))).collect()
+    }
+
     #[test]
     fn room_of_a_pg_is_told_to_one_after_the_other_until_one_takes_it() {
         let (mut queue, added) = queue(4);
         for (_, turn) in &added[..3] {
-            queue.wait_for_room(*turn, pg(1));
+            queue.wait_in(*turn, room_of(&[1]), None);
         }
-        queue.wait_for_room(added[3].1, pg(2));
+        queue.wait_in(added[3].1, room_of(&[2]), None);
         assert_eq!(queue.first(), None);
         queue.wake(pg(1));
         assert_eq!(queue.first(), Some(added[0].0));
-        queue.wait_for_room(added[0].1, pg(1));
+        queue.wait_in(added[0].1, room_of(&[1]), None);
         assert_eq!(queue.first(), None, "there is no room after all");
+        assert!(queue.has_older(added[1].1, Line::Room(pg(1))));
+        assert!(!queue.has_older(added[0].1, Line::Room(pg(1))));
         queue.wake(pg(1));
-        queue.wait_for_room(added[0].1, pg(2));
+        queue.wait_in(added[0].1, room_of(&[2]), Some(0..10));
         assert_eq!(queue.first(), Some(added[1].0), "the room is left");
-        queue.wait_for_older(added[1].1);
+        assert_eq!(queue.older_change(added[1].1, &(9..12)), Some(added[0].1));
+        queue.wait_for_older(added[1].1, added[0].1, 9..12);
         assert_eq!(queue.first(), Some(added[2].0));
-        assert!(queue.older(added[2].1).eq([added[0].0, added[1].0]));
         queue.remove(added[0].1);
         assert_eq!(queue.first(), Some(added[1].0), "what it waited for is gone");
         added.iter().for_each(|(_, turn)| queue.remove(*turn));
         assert!(queue.is_empty() && queue.first().is_none());
+    }
+
+    #[test]
+    fn who_may_go_on_with_any_of_several_pgs_waits_for_all_of_them() {
+        for first in [1, 2] {
+            let (mut queue, added) = queue(3);
+            queue.wait_in(added[0].1, room_of(&[1, 2]), None);
+            queue.wait_in(added[1].1, room_of(&[1]), None);
+            queue.wait_in(added[2].1, room_of(&[2]), None);
+            queue.wake(pg(first));
+            assert_eq!(queue.first(), Some(added[0].0));
+            queue.wait_in(added[0].1, room_of(&[3 - first]), None);
+            let next = added[first as usize].0;
+            assert_eq!(queue.first(), Some(next), "it is done with the PG");
+            queue.wake(pg(3 - first));
+            assert_eq!(queue.first(), Some(added[0].0));
+        }
+    }
+
+    #[test]
+    fn the_next_of_a_line_goes_on_when_the_first_is_gone() {
+        let (mut queue, added) = queue(2);
+        queue.wait_in(added[0].1, room_of(&[1]), None);
+        queue.wait_in(added[1].1, room_of(&[1]), None);
+        queue.remove(added[0].1);
+        assert_eq!(queue.first(), Some(added[1].0));
+    }
+
+    #[test]
+    fn to_be_kept_and_room_are_waited_for_apart() {
+        let (mut queue, added) = queue(2);
+        queue.wait_in(added[0].1, vec![Line::Keeping(pg(1))], None);
+        queue.wait_in(added[1].1, room_of(&[1]), None);
+        queue.wake(pg(1));
+        queue.wait_in(added[0].1, vec![Line::Keeping(pg(1))], None);
+        assert_eq!(queue.first(), Some(added[1].0), "the other one may have the room");
+    }
+
+    #[test]
+    fn only_what_overlaps_no_more_is_judged_again() {
+        let (mut queue, added) = queue(4);
+        queue.wait_in(added[0].1, room_of(&[1]), Some(0..100));
+        for (index, units) in [(1, 10..20), (2, 15..20), (3, 90..110)] {
+            let (_, turn) = added[index];
+            let older = queue.older_change(turn, &units).expect("they overlap");
+            assert_eq!(older, if index == 2 { added[1].1 } else { added[0].1 });
+            queue.wait_for_older(turn, older, units);
+        }
+        assert_eq!(queue.first(), None);
+        queue.wake(pg(1));
+        queue.wait_in(added[0].1, room_of(&[1]), Some(19..100));
+        assert_eq!(queue.first(), None);
+        queue.wake(pg(1));
+        queue.wait_in(added[0].1, room_of(&[1]), Some(20..100));
+        assert_eq!(queue.first(), Some(added[1].0));
+        queue.remove(added[1].1);
+        assert_eq!(queue.first(), Some(added[2].0));
+        assert_eq!(queue.older_change(added[2].1, &(15..20)), None);
+        queue.remove(added[2].1);
+        assert_eq!(queue.first(), None);
+        queue.remove(added[0].1);
+        assert_eq!(queue.first(), Some(added[3].0));
     }
 }

@@ -13,6 +13,7 @@ use crate::part::Work;
 use crate::queue::Turn;
 use crate::replay::Replay;
 use crate::routes::Target;
+use crate::table::PartKey;
 use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
 /// A request that has not ended.
@@ -25,8 +26,8 @@ pub(crate) struct Request {
     pub(crate) turn: Turn,
     /// Number of parts cut so far.
     pub(crate) part_count: u32,
-    /// Number of parts that were cut and have not ended.
-    pub(crate) parts_open: u32,
+    /// The parts that were cut and have not ended, in no order.
+    pub(crate) open: Vec<PartKey>,
     /// The first error of a part. After it no further part is sent, but parts already sent are awaited.
     pub(crate) failure: Option<VolumeError>,
     /// Whether the answer was returned to the user; the request stays until its sent parts have ended.
@@ -120,7 +121,7 @@ impl Request {
             progress,
             turn: Turn::NONE,
             part_count: 0,
-            parts_open: 0,
+            open: Vec::new(),
             failure: None,
             answered: true,
             has_changed: false,
@@ -141,10 +142,24 @@ impl Request {
         )
     }
 
-    /// Returns the range that is not cut yet, in bytes within the volume, if the request changes it.
+    /// Returns the range that is not cut yet, in units of the volume, if the request changes it.
     pub(crate) fn rest_to_change(&self) -> Option<Range<u64>> {
         match &self.progress {
-            Progress::Write { rest, .. } | Progress::Zero { rest, .. } => Some(rest.clone()),
+            Progress::Write { rest, .. } | Progress::Zero { rest, .. } => {
+                Some(rest.start / UNIT_SIZE..rest.end.div_ceil(UNIT_SIZE))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the PGs with any of which a flush or a list may go on, once they are determined; `None`: only
+    /// the next part of the request says which.
+    pub(crate) fn rest_of_pgs(&self) -> Option<Vec<u32>> {
+        match &self.progress {
+            Progress::Flush(Flush::Rest { pgs, .. }) => Some(pgs.clone()),
+            Progress::List(List { groups: Some(groups), .. }) => {
+                Some(groups.iter().map(|group| group[0]).collect())
+            }
             _ => None,
         }
     }
@@ -166,7 +181,7 @@ impl Request {
 
     /// Whether the request can end: all parts are done, or it failed and no part is in flight.
     pub(crate) fn is_over(&self) -> bool {
-        self.parts_open == 0 && (self.failure.is_some() || self.is_cut())
+        self.open.is_empty() && (self.failure.is_some() || self.is_cut())
     }
 
     /// Returns the maximum number of bytes of memory that the next part can take.
@@ -228,7 +243,7 @@ impl Request {
 
     /// Cuts the next part, for the image with this seed (`None`: for an object pool). `part_bytes`: the
     /// size of the data parts of a stripe, if each is read where it lies. Requires: something is left to
-    /// cut, and the PGs of a flush are determined.
+    /// cut, and the PGs of a flush are determined; the caller adds the part to those that are open.
     pub(crate) fn cut(
         &mut self,
         stripe_size: StripeSize,
@@ -238,7 +253,6 @@ impl Request {
         assert!(!self.is_cut());
         let hash = |stripe| stripe_hash(seed.expect("only a volume has stripes"), stripe);
         self.part_count += 1;
-        self.parts_open += 1;
         let (piece, work) = match &mut self.progress {
             Progress::Read { rest, .. } => {
                 let stripe = cut::first_piece(Cut::Stripes, rest.clone(), stripe_size).stripe;

@@ -6,13 +6,12 @@
 //!   2. What a PG keeps others from is bounded: its share of what may be in flight and of what may be kept. Where
 //!      what other PGs keep leaves no room, a change goes out as durable.
 
-use std::ops::Range;
-
 use base::{PgId, PoolId, Time};
 
 use super::ClientCore;
 use crate::cut::{StripeSize, volume_size_max};
 use crate::part::{Part, Work};
+use crate::queue::{Line, Turn};
 use crate::request::{Flush, List, NextPart, Progress, Request};
 use crate::routes::Target;
 use crate::table::RequestKey;
@@ -28,12 +27,12 @@ const KEPT_SHARE_MIN: u64 = 256 << 10;
 enum Next {
     /// Cut it; `lazy`: it may be acknowledged before it is durable.
     Part { pg: PgId, weight: u64, lazy: bool },
-    /// Wait for room of this PG.
-    NoRoomOf(PgId),
+    /// Wait in these lines.
+    Lines(Vec<Line>),
     /// Wait for any room.
     NoRoom,
-    /// Wait for an older request that changes the same range.
-    Older,
+    /// Wait for this older request, which changes the same range.
+    Older(Turn),
     /// Refuse the request: what is kept of its PG waits for space.
     Full,
 }
@@ -76,8 +75,14 @@ impl ClientCore {
                 Next::Part { pg, weight, lazy } => {
                     self.cut_part(handle, key, stripe_size, (pg, weight, lazy));
                 }
-                Next::NoRoomOf(pg) => self.queue_of(handle).wait_for_room(turn, pg),
-                Next::Older => self.queue_of(handle).wait_for_older(turn),
+                Next::Lines(lines) => {
+                    let units = self.requests[key].rest_to_change();
+                    self.queue_of(handle).wait_in(turn, lines, units);
+                }
+                Next::Older(older) => {
+                    let units = self.requests[key].rest_to_change().expect("it is a change");
+                    self.queue_of(handle).wait_for_older(turn, older, units);
+                }
                 Next::Full => self.fail(now, key, VolumeError::Full, effects),
                 Next::NoRoom => return self.watch_stalls(now, handle),
             }
@@ -121,39 +126,44 @@ impl ClientCore {
         let pool = attached.pool();
         let shares = self.shares(pool);
         let request = &mut self.requests[key];
-        let has_room =
-            |number| volume.windows.room(PgId { pool, number }, 0, shares) != Room::NoneOfPg;
+        let turn = request.turn;
+        // What waits for room of a PG is served in its order, or many small requests would keep a large one
+        // out.
+        let room = |pg: PgId, weight| match volume.queue.has_older(turn, Line::Room(pg)) {
+            true => Room::NoneOfPg,
+            false => volume.windows.room(pg, weight, shares),
+        };
+        let has_room = |number| room(PgId { pool, number }, 0) != Room::NoneOfPg;
         let target = request.next_target(stripe_size, attached.seed(), has_room);
         let pg = self.routes.pg(pool, target).expect("the pool is known");
         let weight = request.next_weight(stripe_size);
-        match volume.windows.room(pg, weight, shares) {
-            Room::NoneOfPg => return Next::NoRoomOf(pg),
+        match room(pg, weight) {
+            Room::NoneOfPg => {
+                let pgs = request.rest_of_pgs().unwrap_or_else(|| vec![pg.number]);
+                let line = |number| Line::Room(PgId { pool, number });
+                return Next::Lines(pgs.into_iter().map(line).collect());
+            }
             Room::NoneOfAll => return Next::NoRoom,
-            Room::Free if self.is_behind_older(handle, key) => return Next::Older,
             Room::Free => {}
         }
-        let request = &self.requests[key];
-        if !self.volumes[&handle].is_lazy() || !request.may_be_lazy() {
+        let units = request.rest_to_change();
+        if let Some(older) = units.and_then(|units| volume.queue.older_change(turn, &units)) {
+            return Next::Older(older);
+        }
+        if !volume.is_lazy() || !request.may_be_lazy() {
             return Next::Part { pg, weight, lazy: false };
         }
         let is_zero = matches!(request.progress, Progress::Zero { .. });
+        let is_passed = volume.queue.has_older(turn, Line::Keeping(pg));
         match self.keeping(handle, pg, weight, shares) {
+            Keeping::Lazily if is_passed => Next::Lines(vec![Line::Keeping(pg)]),
             Keeping::Lazily => Next::Part { pg, weight, lazy: true },
             Keeping::Durably => Next::Part { pg, weight, lazy: false },
             // A discard frees space, so it is sent as durable and need not be kept.
             Keeping::Full if is_zero => Next::Part { pg, weight, lazy: false },
             Keeping::Full => Next::Full,
-            Keeping::Later => Next::NoRoomOf(pg),
+            Keeping::Later => Next::Lines(vec![Line::Keeping(pg)]),
         }
-    }
-
-    /// Whether an older request that waits changes what this one changes.
-    fn is_behind_older(&self, handle: VolumeHandle, key: RequestKey) -> bool {
-        let request = &self.requests[key];
-        let Some(range) = request.rest_to_change() else { return false };
-        let overlaps = |other: Range<u64>| other.start < range.end && range.start < other.end;
-        let mut older = self.volumes[&handle].queue.older(request.turn);
-        older.any(|older| self.requests[older].rest_to_change().is_some_and(overlaps))
     }
 
     /// Judges how a change of `weight` bytes may be sent. If there is no room to keep it, a sync of what is
@@ -219,13 +229,12 @@ impl ClientCore {
         volume.part_count += 1;
         volume.byte_count += weight;
         volume.windows.enter(pg, weight, lazy);
-        match request.is_cut() {
-            true => volume.queue.remove(request.turn),
-            // What waits behind it may overlap no part that is left.
-            false => volume.queue.judge_behind(),
+        if request.is_cut() {
+            volume.queue.remove(request.turn);
         }
         let part = Part { weight, lazy, ..Part::new(key, handle, pg, target, stripe, work) };
         let part = self.parts.insert(Part { index, ..part });
+        self.requests[key].open.push(part);
         self.enter_stripe(part);
     }
 
@@ -240,10 +249,12 @@ impl ClientCore {
     }
 
     /// Handles the expiry of `Timer::Stalls`.
-    pub(super) fn check_stalls(&mut self, handle: VolumeHandle) {
+    pub(super) fn check_stalls(&mut self, now: Time, handle: VolumeHandle) {
         let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
         volume.stall_check = None;
-        volume.windows.check_stalls();
+        if volume.windows.check_stalls() {
+            self.watch_stalls(now, handle);
+        }
         self.touched.push(handle);
     }
 

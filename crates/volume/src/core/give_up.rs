@@ -11,18 +11,16 @@ use base::planted::{self, Bug};
 
 use super::ClientCore;
 use crate::part::{Part, Stage};
-use crate::queue::Waits;
+use crate::queue::{Line, Waits};
 use crate::request::Found;
 use crate::table::RequestKey;
 use crate::{Effect, RequestId, VolumeError};
 
 impl ClientCore {
     pub(super) fn on_cancel(&mut self, now: Time, id: RequestId, effects: &mut Vec<Effect>) {
-        let found = self.requests.iter().find(|(_, it)| it.id == Some(id) && !it.answered);
-        let Some((key, request)) = found else { return };
-        if let Some(at) = request.deadline {
+        let Some(key) = self.requests_by_id.get(&id).copied() else { return };
+        if let Some(at) = self.requests[key].deadline.take() {
             self.timers.disarm(at, crate::timers::Timer::Request(key));
-            self.requests[key].deadline = None;
         }
         self.give_up_request(now, key, effects);
     }
@@ -34,10 +32,10 @@ impl ClientCore {
         key: RequestKey,
         effects: &mut Vec<Effect>,
     ) {
-        let may_happen =
-            |part: &Part| part.request == key && (part.may_have_happened || part.may_happen());
+        let request = &self.requests[key];
+        let may_happen = |part: &Part| part.may_have_happened || part.may_happen();
         let is_unknown =
-            self.requests[key].has_changed || self.parts.iter().any(|(_, part)| may_happen(part));
+            request.has_changed || request.open.iter().any(|part| may_happen(&self.parts[*part]));
         let error = match is_unknown {
             true => VolumeError::Unknown,
             false => VolumeError::Unavailable { why: self.what_is_awaited(key) },
@@ -54,14 +52,17 @@ impl ClientCore {
 
     /// Returns what a request waits for, for the user.
     fn what_is_awaited(&self, key: RequestKey) -> String {
-        if let Some((_, part)) = self.parts.iter().find(|(_, part)| part.request == key) {
-            return self.what_part_awaits(part);
-        }
         let request = &self.requests[key];
+        if let Some(part) = request.open.first() {
+            return self.what_part_awaits(&self.parts[*part]);
+        }
         let volume = &self.volumes[&request.volume];
         match volume.queue.waits(request.turn) {
-            Some(Waits::Room(pg)) => format!("PG {pg} has not answered earlier requests"),
-            Some(Waits::Older) => "an earlier change of the same range waits".to_string(),
+            Some(Waits::Lines(lines)) => match lines[0] {
+                Line::Room(pg) => format!("PG {pg} has not answered earlier requests"),
+                Line::Keeping(pg) => format!("earlier writes of PG {pg} are not durable yet"),
+            },
+            Some(Waits::Older(_)) => "an earlier change of the same range waits".to_string(),
             Some(Waits::Turn) | None => "there are too many requests in flight".to_string(),
         }
     }

@@ -30,7 +30,7 @@ use crate::unsynced::{Content, Gate, Unsynced};
 use crate::{Effect, VolumeError, VolumeHandle};
 
 /// Maximum number of parts of one replay in flight at a time.
-const REPLAY_PARTS_MAX: u32 = 32;
+const REPLAY_PARTS_MAX: usize = 32;
 
 impl ClientCore {
     /// Whether the part must wait for a replay. Begins the replay if none is under way.
@@ -127,7 +127,7 @@ impl ClientCore {
             let Progress::Replay(replay) = &mut request.progress else {
                 unreachable!("looked at above")
             };
-            if request.parts_open >= REPLAY_PARTS_MAX {
+            if request.open.len() >= REPLAY_PARTS_MAX {
                 return;
             }
             let epoch = unsynced.gate.expect("looked at above").epoch;
@@ -138,7 +138,7 @@ impl ClientCore {
                     replay.place = (stripe, range.end);
                     (stripe, content.work(range))
                 }
-                None if request.parts_open > 0 => return,
+                None if !request.open.is_empty() => return,
                 None if replay.is_refused => return self.pause_replay(now, key, effects),
                 None if unsynced.is_unsure && !replay.is_synced => {
                     replay.is_synced = true;
@@ -151,15 +151,15 @@ impl ClientCore {
     }
 
     fn send_replayed(&mut self, key: RequestKey, stripe: StripeIndex, work: Work) {
-        let request = &mut self.requests[key];
+        let request = &self.requests[key];
         let Progress::Replay(Replay { pg, .. }) = request.progress else {
             unreachable!("it is a replay's")
         };
-        request.parts_open += 1;
         let volume = request.volume;
         self.volumes.get_mut(&volume).expect("it outlives its requests").part_count += 1;
         let part = Part::new(key, volume, pg, Target::Pg(pg.number), stripe, work);
         let part = self.parts.insert(Part { lazy: true, is_replay: true, ..part });
+        self.requests[key].open.push(part);
         self.make_ready(part);
     }
 
@@ -212,7 +212,7 @@ impl ClientCore {
         }
         self.tell_waiting(handle, effects);
         // Writes of the PG that wait for space in the buffer of kept writes fail, too.
-        self.volumes.get_mut(&handle).expect("looked at above").queue.wake_all(pg);
+        self.volumes.get_mut(&handle).expect("looked at above").queue.wake_all_to_keep(pg);
         self.touched.push(handle);
     }
 
@@ -297,7 +297,7 @@ impl ClientCore {
 
     /// Ends a request of the core itself, together with its parts.
     pub(crate) fn drop_request(&mut self, key: RequestKey) {
-        for part in self.parts_where(|part| part.request == key) {
+        for part in std::mem::take(&mut self.requests[key].open) {
             self.remove_part(part);
         }
         self.forget_request(key);

@@ -29,7 +29,11 @@ impl ClientCore {
         let part = &mut self.parts[key];
         part.stage = Stage::Held;
         let passes_gate = std::mem::take(&mut part.passes_gate);
-        let is_repeated = planted::on(Bug::UnknownSentAgain) && part.is_astray;
+        let is_repeated = part.is_astray
+            && (planted::on(Bug::UnknownSentAgain)
+                || planted::on(Bug::UnknownDiscardSentAgain)
+                    && matches!(part.work, Work::Zero { .. })
+                || planted::on(Bug::UnknownLazySentAgain) && part.lazy);
         if self.requests[part.request].failure.is_some() && !is_repeated {
             self.end_part(now, key, Found::Nothing, effects);
             return;

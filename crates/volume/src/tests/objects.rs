@@ -275,3 +275,32 @@ fn an_unknown_mutation_keeps_its_number_open_until_it_has_ended() {
         assert!(world.core.volumes[&VOLUME].mutations.is_empty());
     }
 }
+
+#[test]
+fn small_requests_do_not_pass_a_large_one_that_waits_for_room_of_their_pg() {
+    let mut world = World::with_objects();
+    let look = |world: &mut World, pg: u32, mib: u8| {
+        let answers_size_max = u64::from(mib) << 20;
+        world.ask(Operation::Look { at: Place::Pg(pg), reads: vec![mib], answers_size_max });
+        world.connect();
+    };
+    let sent = |world: &World| -> Vec<u8> {
+        let size = |(_, request): &(ConnectionId, Request)| match &request.op {
+            Op::Look { reads } => reads.bytes().expect("sound")[0],
+            other => panic!("{other:?}"),
+        };
+        world.asked.iter().map(size).collect()
+    };
+    look(&mut world, 0, 5);
+    look(&mut world, 0, 4);
+    for _ in 0..20 {
+        look(&mut world, 0, 1);
+    }
+    assert_eq!(sent(&world), [5], "the second one has no room, and is the next");
+    look(&mut world, 1, 3);
+    assert_eq!(sent(&world), [5, 3], "another PG");
+    let asked = world.next();
+    let answers = Payload::new(b"this", &world.pool);
+    world.reply(&asked, Ok(Outcome::Looked { answers }));
+    assert_eq!(sent(&world), [3, 4, 1, 1, 1]);
+}

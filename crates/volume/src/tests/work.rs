@@ -1,6 +1,8 @@
 //! Tests of requests when nothing fails.
 
-use base::{PgId, StripeIndex};
+use std::collections::BTreeSet;
+
+use base::{ConnectionId, PgId, StripeIndex};
 use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal, Request};
 
@@ -279,6 +281,64 @@ fn a_pg_that_does_not_answer_stops_no_other_one() {
     assert!(stuck.iter().all(|id| !world.done.contains_key(id)));
     assert_eq!(world.finish(flush), Ok(Answer::Done));
     assert!(stuck.iter().all(|id| world.done.contains_key(id)));
+}
+
+#[test]
+fn a_flush_goes_on_with_any_pg_that_has_room_again() {
+    for first in [0, 1] {
+        let mut world = World::attached();
+        for pg in [0, 1] {
+            for _ in 0..PARTS_IN_FLIGHT_MAX / 4 {
+                world.read(block_of_pg(pg) * BLOCK, 1);
+            }
+        }
+        world.connect();
+        let flush = world.ask(Operation::Flush);
+        let synced = |world: &World| -> BTreeSet<u32> {
+            let syncs = world.asked.iter().filter(|(_, request)| matches!(request.op, Op::Sync));
+            syncs.map(|(_, request)| request.pg.number).collect()
+        };
+        assert_eq!(synced(&world), BTreeSet::from([2, 3]));
+        let is_of_first = |(_, request): &(ConnectionId, Request)| request.pg.number == first;
+        let at = world.asked.iter().position(is_of_first).expect("all were sent");
+        let asked = world.asked.remove(at).expect("found");
+        let outcome = world.do_as_asked(&asked.1);
+        world.reply(&asked, outcome);
+        assert_eq!(synced(&world), BTreeSet::from([first, 2, 3]));
+        assert_eq!(world.finish(flush), Ok(Answer::Done));
+    }
+}
+
+/// With a cost that grows with what waits, this takes hours.
+#[test]
+fn what_waits_is_judged_and_given_up_at_a_cost_of_its_own() {
+    let mut world = World::attached();
+    let silent = pg_number(StripeIndex::ZERO);
+    let is_other = |block: &u64| pg_number(StripeIndex::new(*block as u32)) != silent;
+    let other = (1..64).find(is_other).expect("four PGs") * BLOCK;
+    for _ in 0..PARTS_IN_FLIGHT_MAX / 4 {
+        world.read(0, 1);
+    }
+    world.connect();
+    let sent_count = world.asked.len();
+    let large = world.write(0, &vec![1; (other + BLOCK) as usize]);
+    let behind: Vec<_> = (0..10_000)
+        .map(|turn| world.write(other + turn % 4 * UNIT as u64, &vec![turn as u8; UNIT]))
+        .collect();
+    let of_silent: Vec<_> = (0..10_000).map(|_| world.read(0, 1)).collect();
+    assert_eq!(world.asked.len(), sent_count);
+    // From both ends of those that wait for each other; the last four writes stay.
+    for turn in 0..4_998 {
+        for id in [behind[turn], behind[9_995 - turn], of_silent[turn], of_silent[9_999 - turn]] {
+            world.apply(Event::Cancel { id });
+            assert!(matches!(world.result(id), Err(VolumeError::Unavailable { .. })));
+        }
+    }
+    assert_eq!(world.asked.len(), sent_count);
+    assert_eq!(world.finish(large), Ok(Answer::Done));
+    let last: Vec<u8> = (0..4).map(|unit| world.bytes(other + unit * UNIT as u64, 1)[0]).collect();
+    assert_eq!(last, [12, 13, 14, 15], "9996 to 9999");
+    assert!(world.core.requests.is_empty() && world.core.volumes[&VOLUME].queue.is_empty());
 }
 
 #[test]
