@@ -38,9 +38,6 @@ pub struct History {
     writes: Vec<Write>,
     reads: Vec<Read>,
     leftover: Option<Leftover>,
-    /// Writes that cannot take effect any more, since one that certainly came later has taken effect by this
-    /// moment.
-    replaced: BTreeMap<Value, Moment>,
 }
 
 /// The possible contents of a register whose history begins after a loss of data.
@@ -62,6 +59,8 @@ struct Write {
     repeated: bool,
     /// Whether the write certainly took effect, because it was acknowledged.
     happened: bool,
+    /// Whether another write certainly took effect after it, and by `to`.
+    replaced: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -195,22 +194,23 @@ impl History {
     /// `repeated`: it may have been sent more than once.
     pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
         assert!(from < to);
-        self.writes.push(Write { value, from, to, repeated, happened: to != NEVER });
+        let happened = to != NEVER;
+        self.writes.push(Write { value, from, to, repeated, happened, replaced: false });
     }
 
     /// Adds a write that failed: between `from` and `to` it took effect any number of times, or not at
     /// all.
     pub fn failed_write(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);
-        self.writes.push(Write { value, from, to, repeated: true, happened: false });
+        let (repeated, happened, replaced) = (true, false, false);
+        self.writes.push(Write { value, from, to, repeated, happened, replaced });
     }
 
-    /// Records that a later write has taken effect by `at`, and that this one cannot take effect after it.
-    /// Discards are not followed: they all write zero.
-    pub fn replaced(&mut self, value: Value, at: Moment) {
-        if value != 0 {
-            self.replaced.insert(value, at);
-        }
+    /// Adds a write that took effect any number of times, or not at all, before another one, which took
+    /// effect by `to`: no read that begins later finds it.
+    pub fn replaced_write(&mut self, value: Value, from: Moment, to: Moment) {
+        self.failed_write(value, from, to);
+        self.writes.last_mut().expect("added just now").replaced = true;
     }
 
     /// Records that the write requested at `from`, which was added as failed, was acknowledged after
@@ -253,11 +253,6 @@ impl History {
             history.writes.push(left);
             return history.check();
         }
-        for Read { value, from, to } in &self.reads {
-            if let Some(at) = self.replaced.get(value).filter(|at| from > *at) {
-                return Err(Violation::Replaced { value: *value, at: *at, read: (*from, *to) });
-            }
-        }
         let mut clusters = self.clusters()?;
         let zeros = clusters.remove(&0).expect("the register held zero at first");
         let mut zones = Vec::new();
@@ -265,6 +260,7 @@ impl History {
         // included.
         let mut wants = Vec::new();
         for (value, cluster) in &clusters {
+            cluster.find_replaced(*value)?;
             cluster.demands(*value, &mut zones, &mut wants);
         }
         let zeros = Zeros::new(zeros, &mut zones, &mut wants);
@@ -288,13 +284,15 @@ impl History {
         let unread = || values.iter().copied().find(may_be).filter(|_| !or_zero);
         let value = read.or_else(unread)?;
         let to = from + 1;
-        (value != 0).then_some(Write { value, from: *from, to, repeated: false, happened: true })
+        let (repeated, happened, replaced) = (false, true, false);
+        (value != 0).then_some(Write { value, from: *from, to, repeated, happened, replaced })
     }
 
     /// Groups the operations by value, and adds the write of the initial zero.
     fn clusters(&self) -> Result<BTreeMap<Value, Cluster>, Violation> {
         let mut clusters: BTreeMap<Value, Cluster> = BTreeMap::new();
-        let first = Write { value: 0, from: 0, to: 0, repeated: false, happened: true };
+        let (repeated, happened, replaced) = (false, true, false);
+        let first = Write { value: 0, from: 0, to: 0, repeated, happened, replaced };
         for write in std::iter::once(first).chain(self.writes.iter().copied()) {
             clusters.entry(write.value).or_default().writes.push(write);
         }
@@ -320,6 +318,17 @@ struct Cluster {
 type Want = (Value, Moment, Moment);
 
 impl Cluster {
+    /// Finds a read of a unique value that began when another write had replaced it.
+    fn find_replaced(&self, value: Value) -> Result<(), Violation> {
+        let Some(write) = self.writes.iter().find(|write| write.replaced) else { return Ok(()) };
+        match self.reads.iter().find(|read| read.from > write.to) {
+            Some(read) => {
+                Err(Violation::Replaced { value, at: write.to, read: (read.from, read.to) })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Adds the zone and the wants of a unique value. Requires: the value has one write.
     fn demands(&self, value: Value, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) {
         assert_eq!(self.writes.len(), 1, "a value other than zero is written once");
@@ -352,7 +361,7 @@ impl Cluster {
 }
 
 /// Zero may have many writes. Each read of zero is explained by the write that constrains the order
-/// least: any concurrent write, or else the last write before the read.
+/// least: any concurrent write, or else the last write before the read that was not replaced.
 struct Zeros {
     writes_by_end: Vec<Write>,
     /// Reads that a concurrent write may explain.
@@ -370,7 +379,7 @@ impl Zeros {
             let ended = writes_by_end.partition_point(|write| write.to < read.from);
             let choice = writes_by_end[ended..].iter().any(|write| write.from < read.to);
             if !choice {
-                let last = writes_by_end[..ended].last().expect("zero was there at first");
+                let last = last_left(&writes_by_end[..ended]).expect("zero was there at first");
                 zones.push(Zone { value: 0, from: last.to, to: read.from });
             }
             choice
@@ -386,7 +395,8 @@ impl Zeros {
                 .iter()
                 .filter(|write| write.from < read.to)
                 .map(|write| zones.allow((0, read.from.max(write.from), read.to.min(write.to))));
-            let late = before.last().map(|last| Zone { value: 0, from: last.to, to: read.from });
+            let late =
+                last_left(before).map(|last| Zone { value: 0, from: last.to, to: read.from });
             if !allowed.any(|result| result.is_ok())
                 && !late.is_some_and(|zone| zones.allow_zone(zone))
             {
@@ -395,6 +405,11 @@ impl Zeros {
         }
         Ok(())
     }
+}
+
+/// Returns the last write that was not replaced.
+fn last_left(writes: &[Write]) -> Option<&Write> {
+    writes.iter().rev().find(|write| !write.replaced)
 }
 
 /// Zones in chronological order; no two zones of different values overlap.

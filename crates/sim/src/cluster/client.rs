@@ -61,6 +61,8 @@ pub struct Open {
     pub(super) from: Moment,
     pub(super) fault_count: u64,
     pub(super) asked_at: Time,
+    /// Whether it has a deadline: others are never given up.
+    pub(super) has_deadline: bool,
 }
 
 /// An open attachment: its client, handle, volume, and size in units.

@@ -51,8 +51,15 @@ struct User {
     open: BTreeMap<RequestId, Asked>,
 }
 
-/// A request, by its number in the history.
-enum Asked {
+/// A request.
+struct Asked {
+    of: AskedOf,
+    /// Whether it has a deadline: others are never given up.
+    has_deadline: bool,
+}
+
+/// What was asked, by its number in the history.
+enum AskedOf {
     /// A change, or a look at one PG.
     One(usize),
     /// A list of the whole pool: the looks at each PG.
@@ -69,9 +76,9 @@ enum UserStage {
 
 impl Asked {
     fn into_numbers(self) -> Vec<usize> {
-        match self {
-            Asked::One(number) => vec![number],
-            Asked::List(numbers) => numbers,
+        match self.of {
+            AskedOf::One(number) => vec![number],
+            AskedOf::List(numbers) => numbers,
         }
     }
 }
@@ -203,10 +210,8 @@ impl World {
         let pool = self.objects.as_mut().expect("its users work");
         let hash = operation.objects[0].name.hash();
         let (number, bytes) = pool.history.ask_change(session, operation, from);
-        pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Mutate { hash, operation: bytes };
-        let deadline = self.draw_deadline(client);
-        self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
+        self.request_objects(client, handle, id, AskedOf::One(number), operation)
     }
 
     fn ask_look(
@@ -224,10 +229,8 @@ impl World {
         let (reads, answers_size_max) = (look.encode(), look.answers_size_max() as u64);
         let pool = self.objects.as_mut().expect("its users work");
         let number = pool.history.ask_look(session, pg, look, from);
-        pool.users[client].open.insert(id, Asked::One(number));
         let operation = volume::Operation::Look { at, reads, answers_size_max };
-        let deadline = self.draw_deadline(client);
-        self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
+        self.request_objects(client, handle, id, AskedOf::One(number), operation)
     }
 
     fn ask_list(
@@ -242,13 +245,27 @@ impl World {
             let look = query.look(pool.history.shards_of(pg));
             pool.history.ask_look(session, pg, look, from)
         });
-        pool.users[client].open.insert(id, Asked::List(looks.collect()));
+        let looks = looks.collect();
         let operation = volume::Operation::List {
             names: query.encode(),
             page_size_max: query.answer_size_max() as u64,
             pgs_max: pool.random.range(1..query.pgs_max() as u64 + 1) as usize,
         };
+        self.request_objects(client, handle, id, AskedOf::List(looks), operation)
+    }
+
+    fn request_objects(
+        &mut self,
+        client: usize,
+        handle: VolumeHandle,
+        id: RequestId,
+        of: AskedOf,
+        operation: volume::Operation,
+    ) -> Result<(), String> {
         let deadline = self.draw_deadline(client);
+        let asked = Asked { of, has_deadline: deadline.is_some() };
+        let pool = self.objects.as_mut().expect("its users work");
+        pool.users[client].open.insert(id, asked);
         self.apply_client(client, Event::Request { id, volume: handle, operation, deadline })
     }
 
@@ -316,14 +333,14 @@ impl World {
                 self.tally.faults.add("pool full", 1);
             }
             Err(VolumeError::Full) => return Err("an object pool is full that has room".into()),
-            Err(VolumeError::Unknown) if self.plan.patience.is_some() => {
+            Err(VolumeError::Unknown) if asked.has_deadline => {
                 self.tally.faults.add("operation given up by its client", 1);
             }
-            Err(VolumeError::Unavailable { .. }) if self.plan.patience.is_some() => {
+            Err(VolumeError::Unavailable { .. }) if asked.has_deadline => {
                 self.tally.faults.add("operation given up before it could happen", 1);
             }
             Err(VolumeError::Unknown | VolumeError::Unavailable { .. }) => {
-                return Err("an operation on objects was given up".into());
+                return Err("an operation on objects was given up that had no deadline".into());
             }
             Err(VolumeError::Ended) => {
                 self.tally.faults.add("session ended", 1);
@@ -337,9 +354,9 @@ impl World {
             _ => {}
         }
         let history = &mut self.objects.as_mut().expect("it was asked").history;
-        match asked {
-            Asked::One(number) => history.answered(number, result.clone(), to)?,
-            Asked::List(looks) => {
+        match asked.of {
+            AskedOf::One(number) => history.answered(number, result.clone(), to)?,
+            AskedOf::List(looks) => {
                 let refused = history.listed(&looks, result, to)?;
                 self.tally.faults.add("PG left out of a list", refused as u64);
             }

@@ -8,14 +8,15 @@
 use std::collections::BTreeMap;
 
 use base::{Epoch, MapRevision, PgId, SessionId};
-use format::wire::{Outcome, Reply, Request};
+use format::wire::{Op, Outcome, Reply, Request};
 
 use super::arrivals::{Arrivals, OsdRun};
 use super::syncs::Syncs;
+use super::volume_model::{PIECE_SIZE, Sent};
 use crate::tally::Counts;
 
 /// The PG, epoch and map revision in a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Named {
     /// The PG that the request is for.
     pub pg: PgId,
@@ -23,6 +24,8 @@ pub struct Named {
     pub epoch: Epoch,
     /// The client's revision of the pool's map.
     pub revision: MapRevision,
+    /// What it changes, if it is a write of whole units or a discard.
+    pub sent: Option<Sent>,
 }
 
 /// The requests and replies seen so far.
@@ -42,7 +45,19 @@ pub struct RequestWatch {
 impl RequestWatch {
     /// Records a request that a client sends.
     pub fn on_sent(&mut self, request: &Request) {
-        let named = Named { pg: request.pg, epoch: request.epoch, revision: request.revision };
+        let sent = match &request.op {
+            Op::Write { place, offset, data, expected: None, .. } => Some(Sent {
+                stripe: place.stripe,
+                range: (*offset, data.len() as u32),
+                first_piece: Some(data[..PIECE_SIZE as usize].to_vec()),
+            }),
+            Op::Zero { place, offset, length, .. } => {
+                Some(Sent { stripe: place.stripe, range: (*offset, *length), first_piece: None })
+            }
+            _ => None,
+        };
+        let Request { pg, epoch, revision, .. } = *request;
+        let named = Named { pg, epoch, revision, sent };
         self.named.insert((request.session, request.sequence), named);
     }
 

@@ -164,15 +164,24 @@ impl World {
         })
     }
 
-    /// Checks that no write is sent whose client was told that its outcome is unknown. Kept writes may be:
-    /// their answers came later. So may patched units, which have bytes of several writes.
+    /// Checks that no change is sent whose client was told that its outcome is unknown. Kept changes may be,
+    /// if a PG acknowledged them. So may patched units, which have bytes of several writes.
     fn judge_sending(&self, request: &Request) -> Result<(), String> {
-        let Op::Write { place, offset, data, expected: None, lazy: false, .. } = &request.op else {
-            return Ok(());
-        };
         let volume = self.requests.volume_of(request.session).map(|index| &self.volumes[index]);
-        match volume.is_some_and(|volume| volume.is_unknown(place.stripe, *offset, data)) {
-            true => Err(format!("a write is sent whose outcome was told as unknown: {place:?}")),
+        let Some(volume) = volume else { return Ok(()) };
+        let (place, is_unknown) = match &request.op {
+            Op::Write { place, offset, data, expected: None, lazy, .. } => {
+                (place, volume.is_unknown(place.stripe, *offset, data, *lazy))
+            }
+            Op::Zero { place, offset, length, lazy } => {
+                let range = (*offset, *length);
+                let by = request.session;
+                (place, volume.is_unknown_discard(by, place.stripe, range, *lazy))
+            }
+            _ => return Ok(()),
+        };
+        match is_unknown {
+            true => Err(format!("a change is sent whose outcome was told as unknown: {place:?}")),
             false => Ok(()),
         }
     }
@@ -192,6 +201,9 @@ impl World {
         let Process::Osd(index) = from else { return Ok(()) };
         let named = self.requests.take_named(reply);
         let (Some(named), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
+        if let (Some(sent), Some(volume)) = (&named.sent, self.requests.volume_of(reply.session)) {
+            self.volumes[volume].acknowledged(reply.session, sent);
+        }
         let (pg, epoch) = (named.pg, named.epoch);
         if let Outcome::Listed { pages, .. } = outcome
             && pages.size() == 0

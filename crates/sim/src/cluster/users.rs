@@ -388,9 +388,20 @@ impl World {
         };
         let opened = (opened, units);
         let asked_at = self.now;
-        let open = Open { handle, volume, session, opened, work, from, fault_count, asked_at };
-        self.clients[index].open.insert(id, open);
         let deadline = self.draw_deadline(index);
+        let has_deadline = deadline.is_some();
+        let open = Open {
+            handle,
+            volume,
+            session,
+            opened,
+            work,
+            from,
+            fault_count,
+            asked_at,
+            has_deadline,
+        };
+        self.clients[index].open.insert(id, open);
         self.apply_client(index, Event::Request { id, volume: handle, operation, deadline })?;
         // Its future is dropped at once, or it waits.
         match deadline.is_some() && self.work.chance(Chance::percent(1)) {
@@ -549,6 +560,12 @@ impl World {
             (Work::Extents { units }, Ok(Answer::Extents(extents))) => {
                 check_extents(volume, units, &extents, open.from, to)
             }
+            (work, Err(VolumeError::Unknown | VolumeError::Unavailable { .. }))
+                if !open.has_deadline =>
+            {
+                let what = work.pieces(volume);
+                Err(format!("an operation was given up that had no deadline: {what:?}"))
+            }
             (work, Err(error)) => self.failed(index, open.handle, open.volume, &work, error, to),
             (_, Ok(answer)) => Err(format!("an answer of another kind: {answer:?}")),
         }
@@ -588,12 +605,10 @@ impl World {
                     self.due.to_close.push((index, handle));
                 }
             }
-            VolumeError::Unavailable { .. } if self.plan.patience.is_some() => {
+            VolumeError::Unavailable { .. } => {
                 self.tally.faults.add("operation given up before it could happen", 1);
             }
-            VolumeError::Unknown
-                if self.plan.patience.is_some() && matches!(work, Work::Change { .. }) =>
-            {
+            VolumeError::Unknown if matches!(work, Work::Change { .. }) => {
                 self.tally.faults.add("operation given up by its client", 1);
             }
             _ => return Err(format!("an operation failed: {error}")),

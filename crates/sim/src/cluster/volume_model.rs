@@ -17,7 +17,7 @@ use format::disk::BlockKey;
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
 use change::{Change, Fences, Unsynced};
-pub use change::{ChangeId, Owner};
+pub use change::{ChangeId, Owner, Sent};
 
 /// The granularity of unaligned writes, in bytes.
 pub const PIECE_SIZE: u64 = 512;
@@ -58,6 +58,8 @@ pub struct Volume {
     unsynced: Unsynced,
     /// Registers that may have lost an acknowledged change, with the moment when this last happened.
     lost_since: BTreeMap<u64, Moment>,
+    /// What sessions have discarded: as long as it is kept it may be sent again.
+    discarded: BTreeSet<(SessionId, u64)>,
     /// Sessions that had the volume attached, and the PGs that no longer serve fenced sessions.
     fences: Fences,
 }
@@ -126,6 +128,7 @@ impl Volume {
             given_up: BTreeMap::new(),
             unsynced: Unsynced::default(),
             lost_since: BTreeMap::new(),
+            discarded: BTreeSet::new(),
             fences: Fences::default(),
         }
     }
@@ -163,7 +166,7 @@ impl Volume {
     }
 
     /// Returns the first piece of each register in a range that covers whole registers.
-    fn registers_in(pieces: &Range<u64>) -> impl Iterator<Item = u64> {
+    fn registers_in(pieces: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
         let fine_end = FINE_UNIT_COUNT * PIECE_COUNT;
         let fine = pieces.start..pieces.end.min(fine_end).max(pieces.start);
         let coarse = pieces.start.max(fine_end)..pieces.end.max(fine_end);
@@ -185,8 +188,15 @@ impl Volume {
         pieces: Range<u64>,
         from: Moment,
     ) {
-        let change =
-            Change { by, value, from, pieces, is_unknown: false, over_in: BTreeSet::new() };
+        let change = Change {
+            by,
+            value,
+            from,
+            pieces,
+            is_unknown: false,
+            over_in: BTreeSet::new(),
+            done_in: BTreeSet::new(),
+        };
         self.open.insert(id, change);
     }
 
@@ -204,13 +214,81 @@ impl Volume {
         self.never_answered(id);
     }
 
-    /// Returns whether these bytes of a stripe were written by a change of which the client was told that the
-    /// outcome is unknown.
-    pub fn is_unknown(&self, stripe: StripeIndex, offset: u32, bytes: &[u8]) -> bool {
+    /// Returns the registers of a range of bytes in a stripe.
+    fn registers_at(
+        &self,
+        stripe: StripeIndex,
+        offset: u32,
+        length: u32,
+    ) -> impl Iterator<Item = u64> + use<> {
         let first = u64::from(stripe.get()) * self.shape.stripe_units * PIECE_COUNT;
-        let at = first + u64::from(offset) / PIECE_SIZE;
-        let value = pattern::value_of(&bytes[..PIECE_SIZE as usize], self.place(at));
-        value.and_then(|value| self.open.get(&value)).is_some_and(|change| change.is_unknown)
+        let start = first + u64::from(offset) / PIECE_SIZE;
+        Volume::registers_in(&(start..start + u64::from(length) / PIECE_SIZE))
+    }
+
+    /// Returns whether a write of whole units contains bytes of a change of which the client was told that
+    /// the outcome is unknown. `lazy`: what a PG has acknowledged may be sent again, and so may units that
+    /// have bytes of several writes.
+    pub fn is_unknown(&self, stripe: StripeIndex, offset: u32, bytes: &[u8], lazy: bool) -> bool {
+        let mut registers = self.registers_at(stripe, offset, bytes.len() as u32);
+        let start = (u64::from(stripe.get()) * self.shape.stripe_units * UNIT_SIZE
+            + u64::from(offset))
+            / PIECE_SIZE;
+        registers.any(|register| {
+            let at = (register - start) * PIECE_SIZE;
+            let piece = &bytes[at as usize..(at + PIECE_SIZE) as usize];
+            let value = pattern::value_of(piece, self.place(register));
+            let change = value.and_then(|value| self.open.get(&value));
+            let is_exempt = |change: &Change| {
+                lazy && (register < FINE_UNIT_COUNT * PIECE_COUNT
+                    || change.done_in.contains(&register))
+            };
+            change.is_some_and(|change| change.is_unknown && !is_exempt(change))
+        })
+    }
+
+    /// Returns whether a discard that a session sends can only be one of which the client was told that the
+    /// outcome is unknown. `lazy`: what a PG has acknowledged may be sent again.
+    pub fn is_unknown_discard(
+        &self,
+        by: SessionId,
+        stripe: StripeIndex,
+        (offset, length): (u32, u32),
+        lazy: bool,
+    ) -> bool {
+        let discards = self.open.values().filter(|change| change.by == by && change.value == 0);
+        let (unknown, known): (Vec<&Change>, Vec<&Change>) =
+            discards.partition(|change| change.is_unknown);
+        if unknown.is_empty() {
+            return false;
+        }
+        let is_unknown = |register: u64| {
+            let is_there = |change: &&&Change| change.pieces.contains(&register);
+            let is_kept = |change: &Change| change.done_in.contains(&register);
+            unknown.iter().any(|change| is_there(&change))
+                && !known.iter().any(|change| is_there(&change))
+                && !(lazy
+                    && (self.discarded.contains(&(by, register))
+                        || unknown.iter().any(|change| is_kept(change))))
+        };
+        self.registers_at(stripe, offset, length).any(is_unknown)
+    }
+
+    /// Records that a PG acknowledged a write, or a discard, of a range to a session. The client need not
+    /// learn it.
+    pub fn acknowledged(&mut self, by: SessionId, sent: &Sent) {
+        let registers = self.registers_at(sent.stripe, sent.range.0, sent.range.1);
+        let registers: BTreeSet<u64> = registers.collect();
+        let place = self.place(registers.first().copied().unwrap_or_default());
+        let value = match &sent.first_piece {
+            Some(piece) => pattern::value_of(piece, place),
+            None => Some(0),
+        };
+        let is_it = |change: &Change| change.by == by && Some(change.value) == value;
+        for change in self.open.values_mut().filter(|change| is_it(change)) {
+            let pieces = &change.pieces;
+            change.done_in.extend(registers.iter().filter(|register| pieces.contains(*register)));
+        }
     }
 
     /// Closes unknown changes that this one, which took effect by `to`, has followed.
@@ -226,8 +304,7 @@ impl Volume {
             let open = registers.filter(|register| self.is_open_at(&change, *register));
             for register in open.collect::<Vec<_>>() {
                 let history = self.registers.entry(register).or_default();
-                history.failed_write(change.value, change.from, to);
-                history.replaced(change.value, to);
+                history.replaced_write(change.value, change.from, to);
                 let open = self.open.get_mut(&id).expect("listed just now");
                 open.over_in.insert(register);
             }
@@ -244,6 +321,7 @@ impl Volume {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
         self.follow(&change, to);
+        self.note_discarded(&change);
         for register in Volume::registers_in(&change.pieces) {
             let is_open = self.is_open_at(&change, register);
             let history = self.registers.entry(register).or_default();
@@ -255,12 +333,21 @@ impl Volume {
         }
     }
 
+    /// Notes what a discard changed, or may have changed in part.
+    fn note_discarded(&mut self, change: &Change) {
+        if change.value == 0 {
+            let registers = Volume::registers_in(&change.pieces);
+            self.discarded.extend(registers.map(|register| (change.by, register)));
+        }
+    }
+
     /// Records that a change failed: it may have taken effect in part, and will not do so later. A
     /// change that is neither acknowledged nor failed may take effect at any later time, until its
     /// session is fenced and its PG serves a newer session.
     pub fn failed(&mut self, id: ChangeId, to: Moment) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
+        self.note_discarded(&change);
         let registers = Volume::registers_in(&change.pieces);
         let open = registers.filter(|register| self.is_open_at(&change, *register));
         for register in open.collect::<Vec<_>>() {
@@ -489,14 +576,64 @@ mod tests {
             let session = SessionId::new(3);
             volume.ask(5, session, 5, 64..72, 1);
             volume.unknown(5);
-            assert!(volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 5)));
+            assert!(volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 5), false));
             volume.ask(6, session, 6, 64..72, 2);
-            assert!(!volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 6)));
+            assert!(!volume.is_unknown(StripeIndex::new(2), 0, &bytes(&volume, 64, 8, 6), false));
             volume.done(6, 6, false);
             let found = if value == 0 { vec![0; 4096] } else { bytes(&volume, 64, 8, value) };
             volume.read(64, &found, at, at + 1).expect("its form is good");
             assert_eq!(volume.check().is_ok(), is_good, "{value} at {at}");
         }
+    }
+
+    #[test]
+    fn late_zeros_of_an_unknown_discard_are_found() {
+        for (from, value, is_good) in [(3, 0, true), (9, 5, true), (9, 0, false)] {
+            for follows in [true, false] {
+                let (mut volume, session) = (volume(), SessionId::new(3));
+                volume.ask(4, session, 0, 64..72, 1);
+                volume.unknown(4);
+                if follows {
+                    volume.ask(5, session, 5, 64..72, 2);
+                    volume.done(5, 8, false);
+                }
+                let found = if value == 0 { vec![0; 4096] } else { bytes(&volume, 64, 8, value) };
+                volume.read(64, &found, from, 10).expect("its form is good");
+                let is_good = if follows { is_good } else { value == 0 };
+                assert_eq!(volume.check().is_ok(), is_good, "{value} at {from}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_change_is_sent_again_only_if_it_was_acknowledged_and_is_kept() {
+        let (session, stripe) = (SessionId::new(3), StripeIndex::new(2));
+        let mut volume = volume();
+        for (id, value, pieces) in [(4, 0, 64..72), (5, 5, 72..88)] {
+            volume.ask(id, session, value, pieces, id);
+        }
+        let written = bytes(&volume, 72, 16, 5);
+        assert!(!volume.is_unknown_discard(session, stripe, (0, 4096), false));
+        assert!(!volume.is_unknown(stripe, 4096, &written, false));
+        volume.unknown(4);
+        volume.unknown(5);
+        for lazy in [false, true] {
+            assert!(volume.is_unknown_discard(session, stripe, (0, 4096), lazy));
+            assert!(!volume.is_unknown_discard(session, stripe, (4096, 4096), lazy));
+            assert!(!volume.is_unknown_discard(SessionId::new(9), stripe, (0, 4096), lazy));
+            assert!(volume.is_unknown(stripe, 4096, &written, lazy));
+        }
+        volume.ask(6, session, 0, 64..72, 6);
+        assert!(!volume.is_unknown_discard(session, stripe, (0, 4096), false), "another one");
+        volume.never_happens(6);
+        let first_piece = Some(written[..512].to_vec());
+        volume.acknowledged(session, &Sent { stripe, range: (4096, 4096), first_piece });
+        assert!(volume.is_unknown(stripe, 4096, &written, true), "only its first unit is done");
+        assert!(!volume.is_unknown(stripe, 4096, &written[..4096], true));
+        assert!(volume.is_unknown(stripe, 4096, &written[..4096], false));
+        volume.acknowledged(session, &Sent { stripe, range: (0, 4096), first_piece: None });
+        assert!(!volume.is_unknown_discard(session, stripe, (0, 4096), true));
+        assert!(volume.is_unknown_discard(session, stripe, (0, 4096), false));
     }
 
     #[test]

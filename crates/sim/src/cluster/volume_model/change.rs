@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::SessionId;
+use base::{SessionId, StripeIndex};
 
 use crate::register::{Moment, Value};
 
@@ -23,6 +23,18 @@ pub(super) struct Change {
     pub(super) is_unknown: bool,
     /// Registers in which a later change of its session took effect: it cannot take effect there any more.
     pub(super) over_in: BTreeSet<u64>,
+    /// Registers in which a PG has acknowledged it, whether its client learned it or not.
+    pub(super) done_in: BTreeSet<u64>,
+}
+
+/// A write of whole units, or a discard, that a client sends.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub stripe: StripeIndex,
+    /// Its offset and length in bytes, within the stripe.
+    pub range: (u32, u32),
+    /// The first piece that it writes; `None`: it is a discard.
+    pub first_piece: Option<Vec<u8>>,
 }
 
 /// Lazy changes of a volume that are not covered by a flush.
