@@ -1,6 +1,8 @@
 //! The operator's commands: create the cluster; create, resize and remove volumes; at the end, remove all
 //! volumes and check that nothing is left.
 
+use std::collections::BTreeSet;
+
 use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
@@ -53,6 +55,11 @@ impl World {
         }
         let job = self.operator.jobs[0].clone();
         if matches!(job, Job::CreateObjectPool) && !self.all_have_joined() {
+            if self.osds.iter().any(|osd| osd.id.is_none()) {
+                // A job behind it creates that OSD.
+                self.operator.jobs.rotate_left(1);
+                (self.operator.tries, self.operator.cut_off) = (0, None);
+            }
             return Ok(());
         }
         if matches!(job, Job::FindLost) {
@@ -83,7 +90,10 @@ impl World {
         let is_up = |value: &Value| {
             value["up"] == true && value["size_bytes"].as_u64().is_some_and(|size| size > 0)
         };
-        values.filter(is_up).count() == self.osds.len()
+        let up = values.filter(is_up).filter_map(|value| value["id"].as_u64());
+        let up: BTreeSet<u64> = up.collect();
+        let mut there = self.osds.iter().filter(|osd| !osd.is_gone);
+        there.all(|osd| osd.id.is_some_and(|id| up.contains(&u64::from(id.get()))))
     }
 
     /// Plans the next change of a volume, a setting or an OSD.
@@ -332,7 +342,7 @@ impl World {
             }
             (Job::CreatePool, Ok(_)) => {}
             (Job::CreateObjectPool, Ok(_)) => self.object_pool_created(),
-            (Job::CreateObjectPool, Err(failure)) if failure.code == "exists" && !first_try => {
+            (Job::CreateObjectPool, Err(failure)) if failure.code == "exists" => {
                 self.object_pool_created();
             }
             (Job::RemoveObjectPool, Ok(_)) => {}

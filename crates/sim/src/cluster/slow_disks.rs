@@ -27,6 +27,8 @@ const NOTICED_WITHIN: Duration = Duration::from_secs(20);
 const HOUSEKEEPING_ENDS: Duration = Duration::from_secs(5);
 /// The longest time for which the disk is slow in the scenario.
 const SLOW_FOR: Duration = Duration::from_secs(60);
+/// The longest rest of an OSD that started too often, and the time to fill it.
+const MOVES_END: Duration = Duration::from_secs(90);
 /// The pause between two operations of the scenario.
 const THINK: Duration = Duration::from_millis(15);
 
@@ -132,6 +134,16 @@ impl World {
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()
         {
             return Ok(());
+        }
+        // An OSD that leaves its PGs has no work by which its disk could be judged.
+        if !self.state.is_as_planned() {
+            let end = self.now + MOVES_END;
+            while !self.state.is_as_planned() && self.now < end {
+                self.pass(Duration::from_millis(100))?;
+            }
+            if !self.state.is_as_planned() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+                return Ok(());
+            }
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
         self.net.calm_down(50_000);

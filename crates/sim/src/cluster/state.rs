@@ -206,6 +206,21 @@ impl StateDoor {
         }
     }
 
+    /// Returns whether each PG has the members that its plan names. If not, PGs may still move: an OSD that
+    /// started too often rests for up to a minute before it is admitted.
+    pub fn is_as_planned(&self) -> bool {
+        let shards = self.store.entries().filter_map(|entry| {
+            match Record::parse(&Key::parse(&entry.key)?, &entry.value).ok()? {
+                Record::PgShard(shard) => Some(shard),
+                _ => None,
+            }
+        });
+        let mut pgs = shards.flat_map(|shard| shard.pgs.into_iter().zip(shard.targets));
+        pgs.all(|(entry, plan)| {
+            plan.iter().all(|osd| entry.acting().any(|member| member.osd == *osd))
+        })
+    }
+
     /// Starts to record what monitors write. From now on, manual edits may happen.
     pub fn expect_edits(&mut self) {
         let entries = self.store.entries();

@@ -271,6 +271,12 @@ impl Objects {
         self.was_old
     }
 
+    /// Whether the next start may find the engine behind, although its PGs are believed: the last start
+    /// did, and the mark of its records is not flushed.
+    pub fn may_be_behind(&self) -> bool {
+        self.open_mark.is_some()
+    }
+
     /// Returns what the engine has in its files. Requires: its process has died.
     pub fn files(&mut self) -> Files {
         let families = self.twin.open(self.identity).expect("it is the store's engine");
