@@ -145,13 +145,15 @@ pub enum Bug {
     EndedSessionNotFenced,
     /// Node: writes that start under a space credit do not reduce the credit.
     CreditNotCounted,
-    // The next three are found by unit tests: a waiting write is not a wrong one.
+    // The next four are found by unit tests: a waiting write is not a wrong one.
     /// Node: writes that start under a credit for room do not reduce the credit.
     RoomNotCounted,
     /// PG: a write in a pool of copies needs room for a prepared version.
     RoomCountedForCopies,
     /// Node: a small write takes the credit that an earlier large one waits for.
     SmallWritePasses,
+    /// Node: a change that is carried out in pieces ends with the first one.
+    PiecesLeftOut,
     /// PG: a write is acknowledged before every acting member has it.
     AckBeforeMembers,
     /// PG: a sync makes only the primary's writes durable, without syncing the other members.

@@ -117,6 +117,8 @@ pub struct DataArea {
     /// may be able to read it. The places recorded in this page look free, so no place is allocated or
     /// given back until a checkpoint of this run is durable.
     holds_places: bool,
+    /// How many bytes must be ready before what waits can go on; until the next checkpoint begins.
+    wanted_bytes: u64,
 }
 
 impl DataArea {
@@ -134,6 +136,7 @@ impl DataArea {
             expected: SizeSet::default(),
             unplaced: SizeSet::default(),
             holds_places: false,
+            wanted_bytes: 0,
         }
     }
 
@@ -279,9 +282,16 @@ impl DataArea {
         self.reserving.is_asked || is_lacking
     }
 
-    /// Whether a checkpoint is needed to make freed places usable, because few places are left.
+    /// Records that writes wait until this many bytes are ready.
+    pub fn want_bytes(&mut self, bytes: u64) {
+        self.wanted_bytes = self.wanted_bytes.max(bytes);
+    }
+
+    /// Whether a checkpoint is needed to make freed places usable, because few places are left, or fewer than
+    /// are waited for.
     pub fn lacks_places(&self, room: RecordRoom) -> bool {
-        self.has_freed() && self.sure_bytes(room) < 2 * BlockSize::MAX.bytes()
+        let least = self.wanted_bytes.max(2 * BlockSize::MAX.bytes());
+        self.has_freed() && self.sure_bytes(room) < least
     }
 
     /// Returns the space for data. `has_no_space`: a write waits for space in the file system. `can_move`:
@@ -353,6 +363,7 @@ impl DataArea {
 
     /// Hands the places freed so far to a checkpoint that begins. They become free when it is durable.
     pub fn take_freed(&mut self) -> Vec<Freed> {
+        self.wanted_bytes = 0;
         std::mem::take(&mut self.freed)
     }
 

@@ -8,8 +8,8 @@
 //! Pools that keep parity need prepared versions: `docs/internals/stripes.md`. Replicated pools have none.
 //!
 //! Invariants
-//!   1. `of_key`, `of_pg` and `by_lsn` list the same versions. `ring_bytes`, `growth`, `charge` and
-//!      `peering_charge` are sums over these versions.
+//!   1. `of_key`, `of_pg` and `by_lsn` list the same versions. `ring_bytes`, `growth`, `charge`, `charge_of`
+//!      and `peering_charge` are sums over these versions.
 //!   2. The header of a version contains a location only if the version allocated that place. Any other
 //!      version uses the place that the block has when the version is committed.
 //!   3. The journal's head does not pass the lsn of a prepared version.
@@ -187,6 +187,8 @@ pub struct Prepared {
     /// Journal bytes taken by the entries of these versions.
     ring_bytes: u64,
     charge: u64,
+    /// `charge` by PG.
+    charge_of: BTreeMap<PgId, u64>,
     /// The charge of versions prepared by peering. `charge` does not include it.
     peering_charge: u64,
     growth: u64,
@@ -285,7 +287,10 @@ impl Prepared {
         self.of_pg.entry(version.pg()).or_default().insert(number, key);
         match version.is_of_peering() {
             true => self.peering_charge += version.charge(),
-            false => self.charge += version.charge(),
+            false => {
+                self.charge += version.charge();
+                *self.charge_of.entry(version.pg()).or_default() += version.charge();
+            }
         }
         self.growth += version.growth;
         self.ring_bytes += u64::from(version.header.size);
@@ -305,7 +310,14 @@ impl Prepared {
         let of_pg = self.of_pg.get_mut(&version.pg()).expect("invariant 1");
         match version.is_of_peering() {
             true => self.peering_charge -= version.charge(),
-            false => self.charge -= version.charge(),
+            false => {
+                self.charge -= version.charge();
+                let charge = self.charge_of.get_mut(&version.pg()).expect("invariant 1");
+                *charge -= version.charge();
+                if *charge == 0 {
+                    self.charge_of.remove(&version.pg());
+                }
+            }
         }
         of_pg.remove(&number);
         if of_pg.is_empty() {
@@ -350,6 +362,11 @@ impl Prepared {
     pub fn room(&self, journal_size: u64) -> PreparedRoom {
         let bytes_max = journal_size / JOURNAL_SHARE;
         PreparedRoom { bytes_max, used_bytes: self.charge }
+    }
+
+    /// Returns how much of the room the PG's versions take, in bytes.
+    pub fn room_used_by(&self, pg: PgId) -> u64 {
+        self.charge_of.get(&pg).copied().unwrap_or(0)
     }
 
     /// Whether there is room for one more version. `is_peering`: the version is prepared by peering.

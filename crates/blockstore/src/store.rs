@@ -779,12 +779,28 @@ impl Store {
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
+    /// Informs the store that writes wait until this many bytes are ready. Returns whether a checkpoint is
+    /// needed for that, because places were freed that can be used after the next one: then it begins with
+    /// the next event.
+    pub fn want_bytes(&mut self, bytes: u64) -> bool {
+        let Some(parts) = self.parts.as_mut() else { return false };
+        let room = parts.record_room();
+        let lacked = parts.blocks.area.lacks_places(room);
+        parts.blocks.area.want_bytes(bytes);
+        !lacked && parts.blocks.area.lacks_places(room)
+    }
+
     /// Returns the room for prepared versions. A primary assigns a version only within the room that every
     /// member has promised it, and all promises of this store together fit into its free room. Empty during
     /// recovery.
     pub fn prepared_room(&self) -> PreparedRoom {
         let room = |parts: &Parts| parts.blocks.prepared.room(parts.journal.size());
         self.parts.as_deref().map(room).unwrap_or_default()
+    }
+
+    /// Returns how much of that room the PG's prepared versions take, in bytes.
+    pub fn prepared_room_used_by(&self, pg: PgId) -> u64 {
+        self.parts.as_deref().map_or(0, |parts| parts.blocks.prepared.room_used_by(pg))
     }
 
     /// Returns the PGs that have prepared versions, ascending.

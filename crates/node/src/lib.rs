@@ -46,6 +46,7 @@
 
 mod check_objects;
 mod cluster_view;
+mod columns;
 mod compare;
 mod connection_ids;
 mod credit_lines;

@@ -124,6 +124,13 @@ impl LocalStore {
         self.store.runs(now);
     }
 
+    /// Informs the store that writes wait until this many bytes are ready.
+    pub(crate) fn want_bytes(&mut self, now: Time, bytes: u64) {
+        if self.store.want_bytes(bytes) {
+            self.apply(now, Event::Tick);
+        }
+    }
+
     /// Informs the store which block sizes its PGs may write.
     pub(crate) fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
         self.store.expect_blocks(sizes);

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{
-    ConnectionId, Duration, Epoch, ImageId, MapRevision, OsdId, PgId, SessionId, Time, Version,
+    ConnectionId, Duration, Epoch, ImageId, MapRevision, OsdId, PgId, SessionId, StripeIndex, Time,
+    UNIT_SIZE, Version,
 };
 use format::door::Role;
 use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Request};
@@ -42,6 +43,33 @@ pub(crate) struct Requests {
     is_credit_due: bool,
     /// Whether a request waits until the store is no longer congested.
     is_store_awaited: bool,
+    /// The changes that are carried out in pieces and have begun, by their stripes.
+    cuts: BTreeMap<Stripe, u64>,
+    /// Those of them whose last piece has ended: the next one may begin.
+    cuts_due: Vec<u64>,
+}
+
+/// A stripe of a PG.
+pub(crate) type Stripe = (PgId, ImageId, StripeIndex);
+
+/// A change that is carried out in pieces and has begun (`docs/internals/stripes.md`, rule 8a).
+pub(crate) struct Cut {
+    /// The first column that is left.
+    pub(crate) next: u32,
+    /// When the request arrived.
+    pub(crate) since: Time,
+    /// Whether all pieces that have ended are durable.
+    pub(crate) is_durable: bool,
+    /// The space that was taken for all pieces, and the givers of which it was taken.
+    pub(crate) charge: Charge,
+    pub(crate) givers: Arc<[OsdId]>,
+}
+
+/// A piece that was passed to its PG, and the request that it is a part of.
+pub(crate) struct Piece {
+    /// Whether it is the first one of the request.
+    pub(crate) is_first: bool,
+    pub(crate) rest: Waiting,
 }
 
 /// A request that waits for the map, an activation, requests on an older connection of its session, or
@@ -56,11 +84,12 @@ pub(crate) struct Waiting {
     pub(crate) bytes: u64,
     /// See [`Scope::need`].
     pub(crate) need: ObjectNeed,
+    /// What is left of the change, if a piece of it was carried out.
+    pub(crate) cut: Option<Box<Cut>>,
     pub(crate) request: Request,
 }
 
 /// A request that was passed to its PG: what is needed for the reply and for later checks.
-#[derive(Clone)]
 pub(crate) struct Started {
     pub(crate) connection: ConnectionId,
     pub(crate) session: SessionId,
@@ -78,6 +107,8 @@ pub(crate) struct Started {
     /// The credit that the request has taken, and the givers of which it did, besides this OSD itself.
     pub(crate) charge: Charge,
     pub(crate) givers: Arc<[OsdId]>,
+    /// Of a piece of a change: what else is needed to go on.
+    pub(crate) piece: Option<Box<Piece>>,
 }
 
 /// The properties of a request that decide whether it is served.
@@ -98,6 +129,10 @@ pub(crate) struct Scope {
     pub(crate) zeroes_bytes: u64,
     /// Number of bytes that the request writes or zeroes.
     pub(crate) changed_bytes: u64,
+    /// The stripe that it writes or zeroes, and the first unit.
+    pub(crate) stripe: Option<(Stripe, u32)>,
+    /// Whether the write depends on what its block holds.
+    pub(crate) compares: bool,
     /// In pools with parity: how many blocks the request may delete, each with a version of its own.
     pub(crate) deletion_count: usize,
     /// Whether the request uses space in the journal; then it waits while there is none.
@@ -168,9 +203,14 @@ impl Requests {
         mut on_drop: impl FnMut(&Waiting),
     ) {
         let mut bytes = 0;
-        self.waiting.retain(|_, waiting| {
+        let Requests { waiting, cuts, is_review_due, .. } = self;
+        waiting.retain(|_, waiting| {
             if !is_dropped(waiting) {
                 return true;
+            }
+            if waiting.cut.is_some() {
+                cuts.retain(|_, begun| *begun != waiting.arrival);
+                *is_review_due = true;
             }
             bytes += waiting.bytes;
             on_drop(waiting);
@@ -179,9 +219,12 @@ impl Requests {
         self.release_bytes(bytes);
     }
 
-    /// Returns when the oldest waiting request will have waited for `wait_max`.
+    /// Returns when a waiting request will have waited for `wait_max`.
     pub(crate) fn deadline(&self, wait_max: Duration) -> Option<Time> {
-        self.waiting.first_key_value().map(|(_, oldest)| oldest.since + wait_max)
+        // Those that have not begun wait since they arrived: the first of them is the oldest.
+        let begun_count = self.waiting.values().take_while(|waiting| waiting.cut.is_some()).count();
+        let first = self.waiting.values().take(begun_count + 1);
+        first.map(|waiting| waiting.since).min().map(|oldest| oldest + wait_max)
     }
 
     /// Makes all waiting requests due for a check: something that they may wait for has changed.
@@ -241,12 +284,52 @@ impl Requests {
         self.fenced.values().any(|of| *of == pg)
     }
 
-    /// Ends a request that its PG has answered. Requires: it has started and has not ended.
+    /// Ends a request that its PG has answered; what is left of it, if it was a piece, still counts.
+    /// Requires: it has started and has not ended.
     pub(crate) fn end(&mut self, ticket: Ticket) -> Started {
         let started = self.started.remove(ticket.0 as usize);
-        self.release_bytes(started.bytes);
+        if started.piece.is_none() {
+            self.release_bytes(started.bytes);
+        }
         self.is_review_due |= self.fenced.remove(&ticket.0).is_some();
         started
+    }
+
+    // ---- changes that are carried out in pieces
+
+    /// Records that a change begins whose first piece leaves others.
+    pub(crate) fn begin_cut(&mut self, stripe: Stripe, arrival: u64) {
+        let before = self.cuts.insert(stripe, arrival);
+        assert!(before.is_none_or(|before| before == arrival), "others wait");
+    }
+
+    /// Returns whether another change of the stripe has begun, and pieces of it are left.
+    pub(crate) fn is_cut_by_other(&self, stripe: Stripe, arrival: u64) -> bool {
+        self.cuts.get(&stripe).is_some_and(|begun| *begun != arrival)
+    }
+
+    /// Keeps what is left of a change until the next piece may begin, which is to be checked next.
+    pub(crate) fn go_on(&mut self, rest: Waiting) {
+        self.cuts_due.push(rest.arrival);
+        self.keep_waiting(rest);
+    }
+
+    /// Takes a change whose next piece is to be checked.
+    pub(crate) fn take_cut_due(&mut self) -> Option<Waiting> {
+        while let Some(arrival) = self.cuts_due.pop() {
+            let waiting = self.waiting.remove(&arrival);
+            if waiting.is_some() {
+                return waiting;
+            }
+        }
+        None
+    }
+
+    /// Records that a change has ended of which a piece has begun: others of the stripe may begin.
+    pub(crate) fn end_cut(&mut self, stripe: Stripe) {
+        let begun = self.cuts.remove(&stripe);
+        assert!(begun.is_some());
+        self.is_review_due = true;
     }
 
     /// Returns whether any request has started and not ended.
@@ -279,6 +362,14 @@ impl Scope {
                 Op::Write { data, .. } => data.len() as u64,
                 _ => 0,
             },
+            stripe: match &request.op {
+                Op::Zero { place, offset, .. } | Op::Write { place, offset, .. } => {
+                    let first = *offset / UNIT_SIZE as u32;
+                    Some(((request.pg, place.image, place.stripe), first))
+                }
+                _ => None,
+            },
+            compares: matches!(request.op, Op::Write { expected: Some(_), .. }),
             deletion_count: 0,
             need,
             changes: match request.op {

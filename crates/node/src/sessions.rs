@@ -192,6 +192,11 @@ impl Sessions {
         self.sessions.get(&session).is_some_and(|known| known.started_before > 0)
     }
 
+    /// Returns whether the session has left this connection for another one.
+    pub fn has_left(&self, session: SessionId, connection: ConnectionId) -> bool {
+        self.sessions.get(&session).is_some_and(|known| known.connection != connection)
+    }
+
     /// Records the start of a request of the session, over any connection. Returns the binding for
     /// [`Sessions::end`].
     pub fn start(&mut self, connection: ConnectionId, session: SessionId) -> u32 {

@@ -33,8 +33,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time, UNIT_SIZE};
-use blockstore::Store;
+use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time, UNIT_SIZE};
+use blockstore::{PreparedRoom, Store};
 use format::wire::{Member, PgEntry};
 use pg::{Charge, Pg};
 
@@ -105,7 +105,8 @@ pub struct Offer {
     pub limit_bytes: u64,
     /// Unused credit that the holder may keep; it returns the rest.
     pub share_bytes: u64,
-    /// The largest write for which there can be credit, unless some is freed. Larger ones are refused.
+    /// The largest write for which there can be credit, unless some is freed. What needs more space is
+    /// refused, what needs more room is cut.
     pub largest_bytes: u64,
 }
 
@@ -190,6 +191,9 @@ pub struct Demand {
     pub parity_primaries: BTreeSet<OsdId>,
     /// The largest block size among these PGs.
     pub block_size: BlockSize,
+    /// Room that prepared versions of PGs which are not active here take: it comes back when these are
+    /// settled.
+    pub kept_room_bytes: u64,
     /// Runs of this OSD and of primaries that may have left writes in PGs that are not active here.
     pub earlier_runs: BTreeSet<(Incarnation, Option<Member>)>,
 }
@@ -619,8 +623,8 @@ impl SpaceCredits {
         let is_full = match kind {
             Kind::Space => {
                 let is_full = self.own.space_bytes == 0 && self.is_full(now, space);
-                let coming = self.coming_bytes(now, space);
-                let is_too_large = self.own.space_bytes == 0 && bytes > coming;
+                let most = self.most_coming_here(now, space);
+                let is_too_large = self.own.space_bytes == 0 && bytes > most;
                 is_full || space.is_full || is_too_large
             }
             Kind::Room => false,
@@ -768,6 +772,13 @@ impl SpaceCredits {
         space_bytes.min(demand.writes_within(room_bytes))
     }
 
+    /// Returns whether open requests have taken nothing.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_nothing = |charge: &Charge| *charge == Charge::default();
+        is_nothing(&self.own) && self.owed.values().all(is_nothing)
+    }
+
     /// Returns whether space is promised to an OSD.
     #[cfg(test)]
     pub(crate) fn is_promised_to(&self, holder: OsdId) -> bool {
@@ -890,14 +901,18 @@ impl SpaceCredits {
 
     /// Returns the part of all room for prepared versions that each primary of PGs with parity may use, and
     /// each one that has one credit for both kinds. One part more is counted, because a former primary keeps
-    /// its promise until its lease has expired.
+    /// its promise until its lease has expired. What PGs that are not active keep is not divided, but changes
+    /// of one unit wait for it: they are refused only where they never fit.
     fn room_share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         let has_parity = |osd: &OsdId| demand.parity_primaries.contains(osd);
         let others = self.promises.iter().filter(|(osd, _)| !has_parity(osd));
         let with_one = others.filter(|(_, promise)| promise.room.is_none()).count();
         let count = (demand.parity_primaries.len() + with_one) as u64 + 1;
-        let share = (space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE) / count;
+        let all = space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE;
+        let unit = PreparedRoom::cost_of(1).next_multiple_of(UNIT_SIZE);
+        let least = unit.min(all / count);
+        let share = (all.saturating_sub(demand.kept_room_bytes) / count).max(least);
         share - share % UNIT_SIZE
     }
 
@@ -938,6 +953,34 @@ impl SpaceCredits {
         demand.promise_bytes(space).min(free)
     }
 
+    /// Returns the most space that this OSD's own PGs can have, unless some is freed: other primaries keep
+    /// their shares, although they may use none of it.
+    fn most_coming_here(&self, now: Time, space: Space) -> u64 {
+        let others = self.demand.as_ref().map_or(0, |demand| demand.primary_count() - 1);
+        let kept = others.saturating_mul(self.largest_share(now, space));
+        self.coming_bytes(now, space).saturating_sub(kept)
+    }
+
+    /// Returns how many bytes of the store must be ready for what waits here, or so that each primary can
+    /// have the largest share that it was told of; 0 if they are.
+    pub fn bytes_wanted(&self, now: Time, space: Space) -> u64 {
+        let Some(demand) = self.demand.as_ref().filter(|_| space.is_growing) else { return 0 };
+        let promised = self.promises.values().map(|promise| promise.bytes(Kind::Space, demand));
+        let lacking = self.lacking_here.get(&Kind::Space).copied().unwrap_or(0);
+        let here = if lacking > 0 {
+            promised.fold(self.own.space_bytes + lacking, u64::saturating_add)
+        } else {
+            0
+        };
+        let largest = self.largest_share(now, space);
+        let shares = if self.share(space) < largest {
+            largest.saturating_mul(demand.primary_count())
+        } else {
+            0
+        };
+        here.max(shares)
+    }
+
     /// Returns the free space for writes, including what is being made ready.
     fn coming_bytes(&self, now: Time, space: Space) -> u64 {
         let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
@@ -964,6 +1007,16 @@ pub(crate) fn space_of(store: &Store) -> Space {
     }
 }
 
+/// Returns for how many primaries of PGs with parity a store has room, each for a change of one unit at
+/// least.
+pub(crate) fn parity_primaries_max(store: &Store) -> u32 {
+    let room_bytes_max = store.prepared_room().bytes_max;
+    let all = room_bytes_max - room_bytes_max / LEARNER_SHARE;
+    let unit = PreparedRoom::cost_of(1).next_multiple_of(UNIT_SIZE);
+    // A share more is kept for a former primary.
+    u32::try_from(all / unit).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
 impl SpaceCredits {
     /// Computes the demand from the entries; `None` while some entries may be missing.
     pub(crate) fn demand_of(
@@ -971,6 +1024,7 @@ impl SpaceCredits {
         cluster: &ClusterView,
         notes: &Notes,
         pgs: &PgTable,
+        store: &Store,
     ) -> Option<Demand> {
         let me = cluster.me()?;
         for (pool, noted) in notes.pools() {
@@ -980,6 +1034,7 @@ impl SpaceCredits {
             primaries: BTreeSet::new(),
             block_size: BlockSize::MIN,
             parity_primaries: BTreeSet::new(),
+            kept_room_bytes: kept_room_bytes(cluster, pgs, store),
             earlier_runs: BTreeSet::new(),
         };
         for (_, known) in cluster.pools() {
@@ -1002,11 +1057,21 @@ impl SpaceCredits {
     /// Returns whether all writes begun in the PG have arrived here, or are counted in the promise to its
     /// current primary.
     fn has_all_begun(&self, me: Member, entry: &PgEntry, pg: Option<&Pg>) -> bool {
-        let pg = pg.filter(|pg| pg.is_activated());
-        let is_active = pg.and_then(|pg| pg.entry()).is_some_and(|it| it.epoch == entry.epoch);
         let counts = |holder| holder == me || self.has_promise(holder);
-        is_active && entry.primary_member().is_some_and(counts)
+        is_active(entry, pg) && entry.primary_member().is_some_and(counts)
     }
+}
+
+/// Returns whether the PG is active here in the epoch of this entry.
+fn is_active(entry: &PgEntry, pg: Option<&Pg>) -> bool {
+    let pg = pg.filter(|pg| pg.is_activated());
+    pg.and_then(|pg| pg.entry()).is_some_and(|entered| entered.epoch == entry.epoch)
+}
+
+/// Returns the room that prepared versions of PGs which are not active here take.
+fn kept_room_bytes(cluster: &ClusterView, pgs: &PgTable, store: &Store) -> u64 {
+    let is_kept = |pg: &PgId| !cluster.pg(*pg).is_some_and(|entry| is_active(entry, pgs.get(*pg)));
+    store.prepared_pgs().filter(is_kept).map(|pg| store.prepared_room_used_by(pg)).sum()
 }
 
 /// Returns the runs of this OSD and of the primary in the last activation: they may have begun writes that

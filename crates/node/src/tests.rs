@@ -3,6 +3,7 @@
 pub(crate) mod check;
 pub mod cluster_rig;
 mod credits;
+mod cuts;
 mod direct;
 mod hung_disk;
 mod lazy;

@@ -78,6 +78,7 @@ mod pg_fuzz;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use base::planted::{self, Bug};
@@ -872,24 +873,52 @@ impl Pg {
                 let wants = Wants::Allocation;
                 self.begin_read(ticket, self.shape.key(place), parents, wants, actions);
             }
-            Op::Write { place, offset, checksums, data, expected, lazy } => {
-                let lazy = lazy && self.may_be_lazy();
-                let change = Change::Write { offset, checksums, data };
-                let kind = WriteKind::Change { change, expected, lazy };
-                self.write(WriteFor::Client(ticket), self.shape.key(place), kind, None, actions);
-            }
-            Op::Zero { place, offset, length, lazy } => {
-                let lazy = lazy && self.may_be_lazy();
-                let change = Change::Zero { offset, length };
-                let kind = WriteKind::Change { change, expected: None, lazy };
-                self.write(WriteFor::Client(ticket), self.shape.key(place), kind, None, actions);
-            }
+            Op::Write { .. } | Op::Zero { .. } => self.change_block(ticket, op, None, actions),
             Op::Sync => self.sync(ticket, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
             Op::Mutate { .. } | Op::Look { .. } | Op::List { .. } => {
                 unreachable!("a pool of blocks refuses them")
             }
         }
+    }
+
+    /// Executes a piece of a change: in each block of its stripe, of the units that it changes only those in
+    /// `columns`. Requires: as for [`Pg::execute`]; the pool has parity, and the change compares nothing and
+    /// has a unit in these columns.
+    pub fn execute_piece(
+        &mut self,
+        ticket: Ticket,
+        op: Op,
+        columns: Range<u32>,
+        actions: &mut Vec<Action>,
+    ) {
+        assert!(self.serving == Serving::Active && self.stripes().is_some());
+        match self.shape.check_op(&op) {
+            Ok(()) => self.change_block(ticket, op, Some(columns), actions),
+            Err(refusal) => actions.push(Action::Reply { ticket, outcome: Err(refusal) }),
+        }
+    }
+
+    /// Queues a client's write or zero of a block or stripe.
+    fn change_block(
+        &mut self,
+        ticket: Ticket,
+        op: Op,
+        columns: Option<Range<u32>>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (place, change, expected, lazy) = match op {
+            Op::Write { place, offset, checksums, data, expected, lazy } => {
+                (place, Change::Write { offset, checksums, data }, expected, lazy)
+            }
+            Op::Zero { place, offset, length, lazy } => {
+                (place, Change::Zero { offset, length }, None, lazy)
+            }
+            _ => unreachable!("only these change a block"),
+        };
+        let lazy = lazy && self.may_be_lazy();
+        let kind = WriteKind::Change { change, expected, lazy, columns };
+        self.write(WriteFor::Client(ticket), self.shape.key(place), kind, None, actions);
     }
 
     fn begin_read(

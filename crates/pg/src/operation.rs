@@ -1,5 +1,7 @@
 //! Operations on a key: what each does at its turn, who waits for it, and what continues when it ends.
 
+use std::ops::Range;
+
 use base::{ImageId, UNIT_SIZE, Version};
 use format::wire::Change;
 
@@ -47,8 +49,9 @@ pub enum Follower {
 /// What an operation does to a key. Operations that change nothing take turns, too.
 pub enum WriteKind {
     /// Change the block; with `expected`, only if the block has that version. `lazy`: the change may be
-    /// answered before it is durable.
-    Change { change: Change, expected: Option<Version>, lazy: bool },
+    /// answered before it is durable. `columns`, only with parity: in each block of the stripe, only these
+    /// units are changed; others of the change come as changes of their own.
+    Change { change: Change, expected: Option<Version>, lazy: bool, columns: Option<Range<u32>> },
     /// Read data that no single member has. `parents`: older layers, newest first.
     Read { wants: Wants, parents: Vec<ImageId> },
     /// Change nothing, but let no other write to the block be in flight until this operation ends.
@@ -69,7 +72,7 @@ pub enum Wants {
 impl WriteKind {
     /// Deletes a block. Never lazy: the tombstone is dropped when the floor passes it.
     pub const DELETE: WriteKind =
-        WriteKind::Change { change: Change::Delete, expected: None, lazy: false };
+        WriteKind::Change { change: Change::Delete, expected: None, lazy: false, columns: None };
 
     /// Returns whether the operation may be answered before it is durable.
     pub fn is_lazy(&self) -> bool {

@@ -376,6 +376,7 @@ impl Node {
                     true => self.space_credits.offer(now, holder, claims, until, space),
                     false => self.space_credits.offer_nothing(holder, claims),
                 };
+                self.want_bytes(now);
                 let Offer { limit_bytes, share_bytes, largest_bytes } = space;
                 let room = room.map(|Offer { limit_bytes, share_bytes, largest_bytes }| {
                     RoomOffer { limit_bytes, share_bytes, largest_bytes }

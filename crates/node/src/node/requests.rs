@@ -12,8 +12,11 @@
 //!   2. A change begins only while the leases of all givers are valid, and only if all members have space
 //!      for it.
 //!   3. A direct read never waits: it is served at once, or its sender asks the primary.
+//!   4. What is left of a change, between its pieces, is a request that waits: it is judged like one that
+//!      arrives.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time, UNIT_SIZE};
@@ -26,10 +29,11 @@ use pg::{Charge, DELETE_PORTION_MAX, Serving, Ticket};
 
 use super::{Node, Phase};
 use crate::Effect;
+use crate::columns::Columns;
 use crate::pg_table::PgSlot;
 use crate::requests::{
-    ObjectNeed, Scope, Started, Waiting, is_as_of_now, list_of_pg, may_ask, names_of,
-    pages_size_max, pgs_of, size_of, work_of,
+    Cut, ObjectNeed, Piece, Scope, Started, Stripe, Waiting, is_as_of_now, list_of_pg, may_ask,
+    names_of, pages_size_max, pgs_of, size_of, work_of,
 };
 use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
@@ -145,7 +149,7 @@ impl Node {
             link.open_count += 1;
         }
         let need = ObjectNeed::of(&request.op, !self.engine_lag.is_calm());
-        let waiting = Waiting { connection, since: now, arrival, bytes, need, request };
+        let waiting = Waiting { connection, since: now, arrival, bytes, need, cut: None, request };
         self.judge_and_go(now, waiting, effects);
     }
 
@@ -211,9 +215,9 @@ impl Node {
     }
 
     /// Serves, refuses or queues a request, depending on the map and the state of its PG.
-    fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
+    pub(super) fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let scope = self.scope_of(&waiting);
-        let verdict = self.judge(now, &scope, waiting.arrival);
+        let verdict = self.judge(now, &scope, &waiting);
         let may_wait = waiting.since + self.settings.wait_max > now;
         if !matches!(verdict, Verdict::WaitForCredit) || !may_wait {
             self.space_credits.leave(waiting.arrival);
@@ -226,18 +230,19 @@ impl Node {
             Verdict::Wait | Verdict::WaitForCredit if may_wait => {
                 self.requests.keep_waiting(waiting);
             }
-            Verdict::Wait | Verdict::WaitForCredit => self.refuse(&waiting, Refusal::Busy, effects),
+            Verdict::Wait | Verdict::WaitForCredit => self.refuse(waiting, Refusal::Busy, effects),
             Verdict::Refuse(refusal) => {
                 if let Some(work) = work_of(&waiting.request, waiting.since) {
                     self.stats.on_ended(now, work, Err(&refusal));
                 }
-                self.refuse(&waiting, refusal, effects);
+                self.refuse(waiting, refusal, effects);
             }
         }
     }
 
     /// Decides whether a request is served now, waits or is refused.
-    fn judge(&mut self, now: Time, scope: &Scope, arrival: u64) -> Verdict {
+    fn judge(&mut self, now: Time, scope: &Scope, waiting: &Waiting) -> Verdict {
+        let arrival = waiting.arrival;
         if scope.is_direct {
             return self.judge_direct(now, scope);
         }
@@ -249,6 +254,9 @@ impl Node {
         };
         let is_behind_fenced = scope.is_of_objects && self.requests.has_fenced_change(scope.pg);
         if self.sessions.must_wait(scope.session) || is_behind_fenced {
+            return Verdict::Wait;
+        }
+        if scope.stripe.is_some_and(|(stripe, _)| self.requests.is_cut_by_other(stripe, arrival)) {
             return Verdict::Wait;
         }
         if scope.changes && self.store.is_congested() {
@@ -266,7 +274,7 @@ impl Node {
                         return Verdict::Wait;
                     }
                 }
-                self.judge_credit(now, slot, scope, arrival)
+                self.judge_credit(now, slot, scope, waiting)
             }
             Serving::Idle { .. } if self.peers.is_waiting_for_grants(scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
@@ -337,8 +345,15 @@ impl Node {
     }
 
     /// Checks that all members have space and room for a request: a change that has a version must fit.
-    fn judge_credit(&mut self, now: Time, slot: PgSlot, scope: &Scope, arrival: u64) -> Verdict {
-        match self.credit_for(now, slot, arrival, self.charge(slot, scope)) {
+    fn judge_credit(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        scope: &Scope,
+        waiting: &Waiting,
+    ) -> Verdict {
+        let (_, charge) = self.next_piece(slot, scope, waiting.cut.as_deref());
+        match self.credit_for(now, slot, waiting.arrival, charge) {
             Space::Enough => {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
@@ -377,6 +392,37 @@ impl Node {
         let is_free = pg.has_committed_all() && self.space_credits.has_one_full(&pg.lease_givers());
         let whole_bytes = if is_free { 0 } else { room_bytes.next_multiple_of(block_bytes) };
         Charge { space_bytes: 0, room_bytes, whole_bytes }
+    }
+
+    /// Returns what of a change begins next, and what that may take of each member: all of it (`None`), or if
+    /// that needs more room than a member's largest share, a piece (`docs/internals/stripes.md`, rule 8a).
+    /// `cut`: what is left of it.
+    fn next_piece(
+        &self,
+        slot: PgSlot,
+        scope: &Scope,
+        cut: Option<&Cut>,
+    ) -> (Option<Range<u32>>, Charge) {
+        let (pg, whole) = (&self.pgs[slot], self.charge(slot, scope));
+        let count = (scope.changed_bytes / UNIT_SIZE) as u32;
+        let is_small = cut.is_none() && whole.room_bytes <= pg.room_of(1);
+        let Some((_, first)) = scope.stripe else { return (None, whole) };
+        if whole.room_bytes == 0 || is_small || count == 0 || scope.compares {
+            return (None, whole);
+        }
+        let largest = self.space_credits.most_room(self.space(), &pg.lease_givers());
+        if cut.is_none() && whole.room_bytes <= largest {
+            return (None, whole);
+        }
+        let column_count = pg.block_size().unit_count();
+        let fits = |width: &u32| pg.room_of(*width) <= largest;
+        let width = (1..=column_count).rev().find(fits).unwrap_or(1);
+        let columns = Columns { first, count, column_count };
+        let piece = columns.next(cut.map_or(0, |cut| cut.next), width);
+        let piece = piece.expect("what has no columns left has ended");
+        let space_bytes = if cut.is_none() { whole.space_bytes } else { 0 };
+        let room_bytes = pg.room_of(piece.end - piece.start);
+        (Some(piece), Charge { space_bytes, room_bytes, ..whole })
     }
 
     /// Returns whether the request zeroes a whole stripe of a pool with parity.
@@ -444,6 +490,13 @@ impl Node {
         waiting: Waiting,
         effects: &mut Vec<Effect>,
     ) {
+        let (piece, charge) = match has_room {
+            true => self.next_piece(slot, &scope, waiting.cut.as_deref()),
+            false => (None, Charge::default()),
+        };
+        if let Some(columns) = piece {
+            return self.start_piece(now, slot, scope, (columns, charge), waiting, effects);
+        }
         let Waiting { connection, since, bytes, request, .. } = waiting;
         let work = work_of(&request, since);
         self.budget.on_request();
@@ -451,7 +504,6 @@ impl Node {
         let Request { session, sequence, op, .. } = request;
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let charge = if has_room { self.charge(slot, &scope) } else { Charge::default() };
         let givers = self.take_credit(slot, charge);
         let started = Started {
             connection,
@@ -465,6 +517,7 @@ impl Node {
             work,
             charge,
             givers,
+            piece: None,
         };
         let deletion_count = scope.deletion_count;
         let ticket = self.requests.start(started);
@@ -481,6 +534,102 @@ impl Node {
         });
     }
 
+    /// Passes the next piece of a change to its PG. The space is taken with the first one, for all of them.
+    fn start_piece(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        scope: Scope,
+        (columns, charge): (Range<u32>, Charge),
+        mut waiting: Waiting,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (stripe, _) = scope.stripe.expect("only changes of a stripe are cut");
+        let givers = self.take_credit(slot, charge);
+        let (is_first, since) = (waiting.cut.is_none(), waiting.since);
+        let cut = waiting.cut.get_or_insert_with(|| {
+            let charge = Charge { space_bytes: charge.space_bytes, ..Charge::default() };
+            let givers = givers.clone();
+            Box::new(Cut { next: 0, since, is_durable: true, charge, givers })
+        });
+        cut.next = columns.end;
+        let Waiting { connection, bytes, arrival, ref request, .. } = waiting;
+        if is_first {
+            self.budget.on_request();
+            self.scrubbing.on_request();
+            self.requests.begin_cut(stripe, arrival);
+        }
+        let (session, sequence, op) = (request.session, request.sequence, request.op.clone());
+        let started = Started {
+            connection,
+            session,
+            sequence,
+            since: cut.since,
+            scope,
+            epoch: self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch),
+            bytes,
+            binding: self.sessions.start(connection, session),
+            work: work_of(request, cut.since),
+            charge: Charge { space_bytes: 0, ..charge },
+            givers,
+            piece: Some(Box::new(Piece { is_first, rest: waiting })),
+        };
+        let ticket = self.requests.start(started);
+        self.drive(now, slot, effects, |pg, actions| {
+            pg.execute_piece(ticket, op, columns, actions);
+        });
+    }
+
+    /// Returns the outcome of a change one piece of which has ended; `None` if the next one is to begin.
+    fn end_piece(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        piece: Piece,
+        scope: &Scope,
+        outcome: Result<Outcome, Refusal>,
+    ) -> Option<Result<Outcome, Refusal>> {
+        let Piece { is_first, mut rest } = piece;
+        let cut = rest.cut.as_mut().expect("it has begun");
+        let (stripe, first) = scope.stripe.expect("it changes a stripe");
+        let outcome = match outcome {
+            Ok(Outcome::Written { version, durable }) => {
+                cut.is_durable &= durable;
+                let column_count = self.pgs[slot].block_size().unit_count();
+                let count = (scope.changed_bytes / UNIT_SIZE) as u32;
+                let is_left = Columns { first, count, column_count }.next(cut.next, 1).is_some()
+                    && !planted::on(Bug::PiecesLeftOut);
+                let session = rest.request.session;
+                let may_go_on = self.phase == Phase::Running
+                    && self.sessions.connection(rest.connection).is_some()
+                    && !self.sessions.has_left(session, rest.connection);
+                if is_left && may_go_on {
+                    rest.since = now;
+                    self.requests.go_on(rest);
+                    return None;
+                }
+                match is_left {
+                    false => Ok(Outcome::Written { version, durable: cut.is_durable }),
+                    true => Err(Refusal::Stale(None)),
+                }
+            }
+            Err(refusal) if is_first => Err(refusal),
+            Err(refusal) => Err(refusal_of_begun(refusal)),
+            Ok(_) => unreachable!("a change is answered as written"),
+        };
+        self.end_cut(stripe, &rest);
+        self.requests.on_refusal(rest.bytes);
+        Some(outcome)
+    }
+
+    /// Ends what a change has taken for all of its pieces.
+    fn end_cut(&mut self, stripe: Stripe, rest: &Waiting) {
+        if let Some(cut) = &rest.cut {
+            self.end_credit(&cut.givers, cut.charge);
+            self.requests.end_cut(stripe);
+        }
+    }
+
     /// Handles the result of a request that the PG in `slot` has executed.
     pub(super) fn on_answer(
         &mut self,
@@ -492,7 +641,7 @@ impl Node {
     ) {
         let started = self.requests.end(ticket);
         let Started { connection, session, sequence, scope, epoch, binding, .. } = started;
-        let Started { work, charge, givers, .. } = started;
+        let Started { work, charge, givers, piece, .. } = started;
         assert!(scope.pg == self.pgs[slot].id());
         self.end_credit(&givers, charge);
         if is_as_of_now(&outcome, scope.writes_data) {
@@ -514,14 +663,20 @@ impl Node {
                 outcome = Err(Refusal::AskPrimary);
             }
         }
+        if self.sessions.end(session, binding) {
+            self.requests.review();
+        }
+        if let Some(piece) = piece {
+            match self.end_piece(now, slot, *piece, &scope, outcome) {
+                Some(ended) => outcome = ended,
+                None => return,
+            }
+        }
         if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
             *newest = self.cluster.pg(scope.pg).cloned();
         }
         if let Some(work) = work {
             self.stats.on_ended(now, work, outcome.as_ref());
-        }
-        if self.sessions.end(session, binding) {
-            self.requests.review();
         }
         if let Some(link) = self.sessions.connection(connection) {
             assert!(link.open_count > 0);
@@ -530,15 +685,24 @@ impl Node {
         }
     }
 
-    /// Refuses a request that has not started.
-    fn refuse(&mut self, waiting: &Waiting, refusal: Refusal, effects: &mut Vec<Effect>) {
-        let Waiting { connection, request, .. } = waiting;
-        self.requests.on_refusal(waiting.bytes);
-        if let Some(link) = self.sessions.connection(*connection) {
+    /// Refuses a request that has not started, or what is left of one.
+    fn refuse(&mut self, waiting: Waiting, mut refusal: Refusal, effects: &mut Vec<Effect>) {
+        if waiting.cut.is_some() {
+            let stripe = self.scope_of(&waiting).stripe;
+            let (stripe, _) = stripe.expect("only changes of a stripe are cut");
+            self.end_cut(stripe, &waiting);
+            refusal = refusal_of_begun(refusal);
+        }
+        let Waiting { connection, request, bytes, .. } = waiting;
+        self.requests.on_refusal(bytes);
+        if let Refusal::Stale(newest @ None) = &mut refusal {
+            *newest = self.cluster.pg(request.pg).cloned();
+        }
+        if let Some(link) = self.sessions.connection(connection) {
             assert!(link.open_count > 0);
             link.open_count -= 1;
             let id = (request.session, request.sequence);
-            self.answer(*connection, id, request.pg, Err(refusal), effects);
+            self.answer(connection, id, request.pg, Err(refusal), effects);
         }
     }
 
@@ -618,6 +782,9 @@ impl Node {
         let Node { requests, sessions, space_credits, .. } = self;
         requests.drop_waiting(is_dropped, |waiting| {
             space_credits.leave(waiting.arrival);
+            if let Some(cut) = &waiting.cut {
+                space_credits.end(&cut.givers, cut.charge);
+            }
             if let Some(link) = sessions.connection(waiting.connection) {
                 assert!(link.open_count > 0);
                 link.open_count -= 1;
@@ -631,8 +798,17 @@ impl Node {
     pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
             self.space_credits.leave(waiting.arrival);
-            self.refuse(&waiting, Refusal::Busy, effects);
+            self.refuse(waiting, Refusal::Busy, effects);
         }
+    }
+}
+
+/// Returns the refusal of a change of which some pieces were carried out: all others promise that nothing
+/// was.
+fn refusal_of_begun(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::Stale(_) | Refusal::Corrupted => refusal,
+        _ => Refusal::Stale(None),
     }
 }
 

@@ -164,15 +164,25 @@ impl Node {
         if self.space_credits.has_idle_promise() {
             self.review_demand(now);
         }
+        self.want_bytes(now);
         if self.space_credits.has_come_here(self.space()) {
             self.requests.on_credit();
         }
     }
 
+    /// Tells the store how much space is waited for, here or by other primaries. Otherwise places that were
+    /// freed would be ready only when the journal is full, and what waits for them would wait for others'
+    /// writes.
+    pub(super) fn want_bytes(&mut self, now: Time) {
+        let bytes = self.space_credits.bytes_wanted(now, self.space());
+        self.store.want_bytes(now, bytes);
+    }
+
     /// Updates the promises to match the entries, if something may have changed.
     pub(super) fn review_demand(&mut self, now: Time) {
         if self.space_credits.is_demand_due() {
-            let demand = self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs);
+            let demand =
+                self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs, &self.store);
             let connections = &self.peer_connections;
             self.space_credits.on_demand(now, demand, |osd| connections.has_holder(osd));
         }

@@ -36,6 +36,7 @@ fn demand(primary_count: u32, earlier_runs: &[(u64, Member)]) -> Demand {
         primaries: (1..=primary_count).map(|osd| member(osd, 1).osd).collect(),
         block_size: BLOCK,
         parity_primaries: BTreeSet::new(),
+        kept_room_bytes: 0,
         earlier_runs: earlier_runs
             .iter()
             .map(|(run, holder)| (Incarnation::new(*run), Some(*holder)))

@@ -65,6 +65,7 @@ pub struct Cluster {
     /// The revision of the map that the client names.
     pub client_revision: u64,
     pub scheme: Scheme,
+    pub block_size: BlockSize,
     /// Whether the test creates new epochs as a monitor would: for broken connections, and for complete
     /// learners.
     pub is_helpful: bool,
@@ -123,9 +124,23 @@ impl Host {
 impl Cluster {
     /// Creates this many hosts that have joined; none has a part in the PG.
     pub fn new(count: usize, replicas: u32) -> Cluster {
-        let entry = PgEntry::new(PG, []);
+        Cluster::with_hosts((0..count).map(Host::new).collect(), replicas)
+    }
+
+    /// The same; each journal has this many bytes.
+    pub fn with_journals(count: usize, journal_size: u64) -> Cluster {
+        let host = |index: usize| {
+            let store = StoreId::new(100 + index as u128);
+            let disk = MemoryDisk::formatted_with_journal(osd(index), store, journal_size);
+            Host { disk, ..Host::new(index) }
+        };
+        Cluster::with_hosts((0..count).map(host).collect(), 1)
+    }
+
+    fn with_hosts(hosts: Vec<Host>, replicas: u32) -> Cluster {
+        let (count, entry) = (hosts.len(), PgEntry::new(PG, []));
         let mut cluster = Cluster {
-            hosts: (0..count).map(Host::new).collect(),
+            hosts,
             now: Time::from_nanos(1_000_000_000),
             wires: BTreeMap::new(),
             moving: VecDeque::new(),
@@ -137,6 +152,7 @@ impl Cluster {
             revision: 0,
             client_revision: 1,
             scheme: Scheme::Copies { count: replicas as u8 },
+            block_size: BlockSize::MIN,
             is_helpful: true,
             sequence: 0,
             peer_message_count: 0,
@@ -233,6 +249,13 @@ impl Cluster {
                 self.moving.push_back((host, host, Event::Net(event)));
             }
         }
+        self.pump();
+    }
+
+    /// Resets the client's connection to a host.
+    pub fn break_client(&mut self, host: usize) {
+        let closed = NetEvent::Closed { connection: client_at(host), reason: CloseReason::Reset };
+        self.give(host, Event::Net(closed));
         self.pump();
     }
 
@@ -542,7 +565,7 @@ impl Cluster {
             min_size: 1,
             pg_count: 1,
             failure_domain: FailureDomain::Osd,
-            block_size: BlockSize::MIN,
+            block_size: self.block_size,
             kind: PoolKind::Block,
         };
         let delta = PoolDelta {

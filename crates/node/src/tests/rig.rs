@@ -14,6 +14,7 @@ use blockstore::{
 use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta, PoolKind};
 use cluster::message::{FromMonitor, ToMonitor};
 use engine::Twin;
+use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
 use format::engine::{EngineEffect, EngineEvent};
 use format::wire::{
@@ -61,6 +62,21 @@ impl MemoryDisk {
     /// Creates a disk with the empty store of another OSD.
     pub fn formatted_as(osd: OsdId, store: StoreId) -> MemoryDisk {
         MemoryDisk::formatted_of_size(STORE_SIZE_MIN, osd, store)
+    }
+
+    /// The same with a journal of at most this size, in bytes.
+    pub fn formatted_with_journal(osd: OsdId, store: StoreId, journal_size: u64) -> MemoryDisk {
+        let mut disk = MemoryDisk::formatted_as(osd, store);
+        let mut bytes = vec![0; SUPERBLOCK_SIZE];
+        for offset in SUPERBLOCK_OFFSETS {
+            disk.read(offset, &mut bytes);
+            if let Ok(mut superblock) = Superblock::decode(&bytes) {
+                superblock.journal.size = superblock.journal.size.min(journal_size);
+                disk.write(offset, &superblock.encode());
+            }
+        }
+        disk.flushed.clear();
+        disk
     }
 
     fn formatted_of_size(size: u64, osd: OsdId, store: StoreId) -> MemoryDisk {

@@ -4,6 +4,7 @@
 //!   1. If several writes change a unit, the last one counts.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use base::{BlockSize, BufferPool, UNIT_SIZE, Version};
 use format::wire::{Change, Content};
@@ -33,9 +34,17 @@ impl Patch {
         self.is_delete
     }
 
-    /// Adds a change that follows all changes added before.
-    pub fn add(&mut self, change: Change, stripes: &Stripes, block_size: BlockSize) {
+    /// Adds a change that follows all changes added before. With `columns` only these units of each block are
+    /// changed.
+    pub fn add(
+        &mut self,
+        change: Change,
+        columns: Option<Range<u32>>,
+        stripes: &Stripes,
+        block_size: BlockSize,
+    ) {
         let unit_size = UNIT_SIZE as usize;
+        let columns = columns.unwrap_or(0..u32::MAX);
         match change {
             Change::Write { offset, checksums, data } => {
                 let (first, end) = units_of(offset, data.len() as u32);
@@ -44,21 +53,26 @@ impl Patch {
                     UnitData { checksum, data: data.slice(start..start + unit_size) }
                 });
                 for (part, range) in stripes.split(first..end, block_size) {
-                    let patch = self.parts.entry(part).or_default();
-                    for unit in range {
-                        let data = units.next().expect("a checksum for each unit");
-                        patch.insert(unit, Some(data));
-                    }
+                    let data = range.clone().zip(units.by_ref());
+                    let data = data.filter(|(unit, _)| columns.contains(unit));
+                    self.change_part(part, data.map(|(unit, data)| (unit, Some(data))));
                 }
             }
             Change::Zero { offset, length } => {
                 let (first, end) = units_of(offset, length);
                 for (part, range) in stripes.split(first..end, block_size) {
-                    let patch = self.parts.entry(part).or_default();
-                    patch.extend(range.map(|unit| (unit, None)));
+                    let range = range.filter(|unit| columns.contains(unit));
+                    self.change_part(part, range.map(|unit| (unit, None)));
                 }
             }
             Change::Delete => unreachable!("a deletion is no part of a patch"),
+        }
+    }
+
+    fn change_part(&mut self, part: usize, units: impl Iterator<Item = (u32, Option<UnitData>)>) {
+        let mut units = units.peekable();
+        if units.peek().is_some() {
+            self.parts.entry(part).or_default().extend(units);
         }
     }
 

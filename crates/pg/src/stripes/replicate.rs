@@ -110,13 +110,15 @@ impl Pg {
     /// Collects what a write changes, and merges into it the writes that wait behind it.
     fn merge_waiting(&mut self, slot: WriteSlot, stripes: &Stripes) {
         let block_size = self.shape.block_size;
-        let WriteKind::Change { change, expected, lazy } = &self.queue[slot].kind else { return };
+        let WriteKind::Change { change, expected, lazy, columns } = &self.queue[slot].kind else {
+            return;
+        };
         let (mut lazy, is_plain) = (*lazy, expected.is_none());
         let mut patch = match change {
             Change::Delete => Patch::delete(),
             change => {
                 let mut patch = Patch::default();
-                patch.add(change.clone(), stripes, block_size);
+                patch.add(change.clone(), columns.clone(), stripes, block_size);
                 patch
             }
         };
@@ -126,10 +128,10 @@ impl Pg {
             && let Some(next) = self.queue.mergeable(slot)
         {
             let next = self.queue.take(next);
-            let WriteKind::Change { change, lazy: is_lazy, .. } = next.kind else {
+            let WriteKind::Change { change, lazy: is_lazy, columns, .. } = next.kind else {
                 unreachable!("only plain writes are merged");
             };
-            patch.add(change, stripes, block_size);
+            patch.add(change, columns, stripes, block_size);
             lazy &= is_lazy;
             let head = &mut self.queue[slot];
             head.merged.push(next.issuer);

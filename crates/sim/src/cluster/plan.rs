@@ -207,17 +207,14 @@ impl Plan {
             (_, true) => [14; 4],
             _ => [14, 16, 17, 18],
         };
-        // The largest version must fit into the part of the journal that is for prepared versions.
-        let journal_size_min = if pools == Pools::Parity { 16 * MIB } else { 0 };
+        // With parity at least this: in the smallest no primary has room for a whole block of 128 KiB.
+        let journal_size_min = if pools == Pools::Parity { 4 * MIB } else { 0 };
         // What PGs that are not active may still bring is kept free for each earlier run of a primary, up to
         // 64 MiB. With parity more primaries meet, and a small store would count as full.
         let osd_size = if pools == Pools::Parity && !fill { 1024 * MIB } else { 128 * MIB };
-        // Each primary needs room for a block in every member's journal, else the member counts as full. The
-        // journals of the simulator hold 10 such blocks of 128 KiB apart from the part for learners.
         let (least, most) = match pools {
             Pools::Copies => (0, u8::MAX),
-            Pools::Parity if shape.osd_count < 8 => (PARITY_SHIFT_MIN, 17),
-            Pools::Parity => (PARITY_SHIFT_MIN, PARITY_SHIFT_MIN),
+            Pools::Parity => (PARITY_SHIFT_MIN, 17),
         };
         let shift = (*random.pick(&shifts)).clamp(least, most);
         let block_size = BlockSize::from_shift(shift).expect("in range");
@@ -297,6 +294,15 @@ impl Plan {
             is_embedded: true,
         }
         .with_monitors(random)
+    }
+
+    /// Changes the plan for OSDs of an older version, which carry out no change in pieces: each primary needs
+    /// room for a block in every member's journal.
+    pub fn with_whole_blocks(&mut self) {
+        self.journal_size = self.journal_size.max(16 * MIB);
+        if self.osd_count >= 8 {
+            self.block_size = BlockSize::from_shift(PARITY_SHIFT_MIN).expect("in range");
+        }
     }
 
     fn with_monitors(mut self, random: &mut Random) -> Plan {

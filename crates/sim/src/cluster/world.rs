@@ -111,6 +111,9 @@ impl World {
         if versions.chance(Chance::percent(25)) {
             let osds = (0..plan.osd_count).map(Process::Osd);
             net.old_processes = osds.filter(|_| versions.chance(Chance::percent(50))).collect();
+            if pools == Pools::Parity && !net.old_processes.is_empty() {
+                plan.with_whole_blocks();
+            }
         }
         let hosts = (0..plan.host_count).map(Host::Osds);
         let hosts = hosts
@@ -393,7 +396,8 @@ impl World {
         let end = self.now + PATIENCE;
         while !holds(self) {
             if self.now > end {
-                return Err(format!("{what} (last command: {})", self.operator.last));
+                let (last, jobs) = (&self.operator.last, &self.operator.jobs);
+                return Err(format!("{what} (last command: {last}, jobs: {jobs:?})"));
             }
             self.step()?;
         }
