@@ -462,6 +462,10 @@ pub struct OsdReport {
     /// those of this OSD.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub damaged_pools: BTreeSet<PoolId>,
+    /// For how many primaries of PGs with parity the journal has room, each for a change of one unit at
+    /// least; `None`: the OSD is of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parity_primaries_max: Option<u32>,
     /// The turns of the OSD's loop.
     #[serde(default)]
     pub turns: TurnTimes,

@@ -42,6 +42,7 @@ mod osd_change;
 mod pg_health;
 mod planning;
 mod pool;
+mod prepared_room;
 mod publish;
 mod query;
 mod refusal;
@@ -243,9 +244,7 @@ impl Monitor {
         if self.event_last > 0 && now.since(self.now) >= LEFT_AFTER {
             self.failure_detector.note_standstill(now);
         }
-        let gap_max = LEFT_AFTER
-            .min(Duration::from_millis(self.span(Setting::SessionTimeout).as_millis() / 2));
-        if self.event_last > 0 && now.since(self.now) >= gap_max {
+        if self.event_last > 0 && now.since(self.now) >= silent_clients::STANDSTILL {
             self.silent_clients.count_anew(now);
         }
         self.now = now;

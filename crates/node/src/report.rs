@@ -10,6 +10,7 @@ use crate::disk_watch::DiskWatch;
 use crate::local_store::LocalStore;
 use crate::peer_connections::PeerConnections;
 use crate::pg_table::PgTable;
+use crate::space_credits::parity_primaries_max;
 
 /// When the next report is sent.
 pub(crate) struct ReportSchedule {
@@ -130,6 +131,7 @@ pub(crate) fn report(
         disk: disk_work(store),
         slow: pgs.is_slow_here(),
         stalled: disk_watch.is_stalled(),
+        parity_primaries_max: Some(parity_primaries_max(store)),
         damaged_pools: store.damaged_families().collect(),
         oldest_operation_ms: store.oldest_operation().as_millis(),
         ..OsdReport::default()

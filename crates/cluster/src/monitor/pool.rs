@@ -99,6 +99,9 @@ impl Monitor {
             placement::arrange(&mut targets, scheme.data_count() as usize);
         }
         self.check_room(&candidates, &targets)?;
+        if !scheme.is_whole_everywhere() {
+            self.check_prepared_room(&targets)?;
+        }
         let number = committed.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
         let name = name.clone();

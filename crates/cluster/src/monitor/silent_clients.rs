@@ -32,6 +32,8 @@ const ASK_AFTER: Duration = Duration::from_secs(1);
 const SILENCE_MIN: Duration = Duration::from_secs(10);
 /// How often clients are checked.
 const CHECK_SPAN: Duration = Duration::from_secs(1);
+/// After a gap of this length between two events the process stood still: clients are checked more often.
+pub(super) const STANDSTILL: Duration = Duration::from_secs(2);
 
 /// The clients that answer questions, and those of them that have not answered yet.
 #[derive(Default)]

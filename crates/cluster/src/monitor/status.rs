@@ -160,6 +160,7 @@ impl Monitor {
         let scrubs = self.scrub_tally();
         check_scrubs(&scrubs, &mut checks);
         self.check_osds(now, &mut checks);
+        self.check_rooms(&mut checks);
         self.check_slow_disks(&mut checks);
         self.check_waiting(&mut checks);
         self.check_links(now, &mut checks);

@@ -95,6 +95,34 @@ fn a_pool_with_parity_has_a_member_for_each_part() {
 }
 
 #[test]
+fn a_journal_without_room_for_all_primaries_is_told_from_a_full_disk() {
+    // Eight OSDs share all PGs, so eight lead PGs of each.
+    let mut rig = with_parity(8, 64);
+    rig.report(3, |report| report.parity_primaries_max = Some(8));
+    assert!(
+        rig.status()["checks"].as_array().unwrap().iter().all(|it| it["code"] != "osd_no_room")
+    );
+    rig.report(3, |report| report.parity_primaries_max = Some(7));
+    let message = message_of(&mut rig, "osd_no_room");
+    assert!(message.contains("osd.3") && message.contains("only 7 of the 8"), "{message}");
+    let create = |scheme| Command::PoolCreate {
+        pool: "q".into(),
+        scheme: Some(scheme),
+        min_size: None,
+        pg_count: Some(64),
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+        objects: None,
+    };
+    let refused = rig.command(create(EC_4_2)).unwrap_err();
+    assert!(refused.message.contains("osd.3"), "{refused:?}");
+    rig.command(create(Scheme::Copies { count: 3 })).expect("copies prepare nothing");
+    rig.report(3, |report| report.parity_primaries_max = Some(8));
+    rig.command(Command::PoolRemove { pool: "q".into(), accepted: false }).unwrap();
+    rig.command(create(EC_4_2)).expect("each primary has room");
+}
+
+#[test]
 fn records_of_pools_with_parity_and_of_earlier_versions_are_read() {
     let mut rig = with_parity(6, 8);
     rig.restart();
