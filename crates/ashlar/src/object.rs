@@ -67,7 +67,7 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
                 let name = named(name)?;
                 let stat = block_on(pool.stat(&name)).map_err(|error| failed(&name, &error))?;
                 let stat = stat.ok_or_else(|| failed(&name, &ObjectError::Absent))?;
-                rows.push(stat_row(name.bytes(), &stat));
+                rows.push(stat_row(format, name.bytes(), &stat));
             }
             print_rows(format, &rows.into(), OBJECT, "")?;
             Ok(())
@@ -274,7 +274,7 @@ fn listing(range: &RangeArgs) -> Listing {
     }
 }
 
-fn stat_row(name: &[u8], stat: &Stat) -> Value {
+fn stat_row(format: Format, name: &[u8], stat: &Stat) -> Value {
     let modified = ::io::log::time_text(stat.modified);
     let fields = json!({
         "size_bytes": stat.size,
@@ -282,7 +282,7 @@ fn stat_row(name: &[u8], stat: &Stat) -> Value {
         "modified": modified,
         "partial": stat.is_partial,
     });
-    merged(escape::json("name", name), fields)
+    merged(escape::field(format, "name", name), fields)
 }
 
 fn ls(
@@ -299,9 +299,9 @@ fn ls(
         for entry in page.entries.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
             left -= 1;
             rows.push(match entry {
-                PageEntry::Key(name, found) => stat_row(&name, &found.stat),
+                PageEntry::Key(name, found) => stat_row(format, &name, &found.stat),
                 PageEntry::CommonPrefix(prefix) => {
-                    merged(escape::json("name", &prefix), json!({ "common_prefix": true }))
+                    merged(escape::field(format, "name", &prefix), json!({ "common_prefix": true }))
                 }
             });
         }
@@ -340,7 +340,7 @@ fn get(
     warn_of_partial(name, &stat);
     write_file(file, data)?;
     if format == Format::Json && file != Path::new("-") {
-        print_json(&stat_row(name.bytes(), &stat))?;
+        print_json(&stat_row(format, name.bytes(), &stat))?;
     }
     Ok(())
 }

@@ -5,6 +5,8 @@
 
 use serde_json::{Value, json};
 
+use crate::output::Format;
+
 /// Returns bytes as one field of a line: `\t`, `\n` and `\\`, and `\xHH` for bytes that are no text.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
@@ -58,6 +60,15 @@ pub fn shown(bytes: &[u8]) -> String {
     escaped(bytes)
 }
 
+/// Returns a row of a list with one field: for a table the bytes as people read them, so that no name can
+/// look like another row or reach the terminal as a command.
+pub fn field(format: Format, field: &str, bytes: &[u8]) -> Value {
+    match format {
+        Format::Json => json(field, bytes),
+        Format::Text => json!({ field: shown(bytes) }),
+    }
+}
+
 /// Returns a JSON object with one field: the bytes as text or, if they are none, `FIELD_hex`.
 pub fn json(field: &str, bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
@@ -87,6 +98,9 @@ mod tests {
             assert_eq!(unescaped(text.as_bytes()), None, "{text}");
         }
         assert_eq!(json("key", b"a"), json!({ "key": "a" }));
+        let row = field(Format::Text, "name", b"a\n\x1b[2Jb");
+        assert_eq!(row, json!({ "name": "a\\n\\x1b[2Jb" }), "a table has one line for each name");
+        assert_eq!(field(Format::Json, "name", b"a\nb"), json!({ "name": "a\nb" }));
         assert_eq!(json("key", &[0xff]), json!({ "key_hex": "ff", "key": "\\xff" }));
     }
 }

@@ -16,7 +16,7 @@ use super::{
     print_field, set, unset, value_of,
 };
 use crate::cli::RecordsCommand;
-use crate::output::{Column, Format, RowPages, column, print_json};
+use crate::output::{Column, Format, RowPages, column, failure, print_json};
 
 const FIELD: &[Column] = &[column("KEY", "key"), column("VALUE", "value")];
 
@@ -44,7 +44,10 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
             let name = named(&name)?;
             let change = ObjectChange::Add(Field::Record(key.as_bytes().to_vec()), amount);
             let executed = block_on(pool.change(&name, vec![change]));
-            let executed = executed.map_err(|error| failed(&name, &error))?;
+            let executed = executed.map_err(|error| match error {
+                ObjectError::Asserted { .. } => no_number(&name, key.as_bytes()),
+                error => failed(&name, &error),
+            })?;
             let sum = executed.results.into_iter().find_map(|result| match result {
                 StepResult::Sum(sum) => Some(sum),
                 _ => None,
@@ -74,6 +77,16 @@ pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Resu
     }
 }
 
+/// Returns what to say of a record to which nothing can be added.
+fn no_number(name: &Name, key: &[u8]) -> Failure {
+    let (name, key) = (escape::shown(name.bytes()), escape::shown(key));
+    failure(
+        "asserted",
+        format!("{name}: record {key} is no number of 8 bytes, or the sum would exceed 64 bits"),
+        "`ashlar object records get` shows its value; `records set` replaces it",
+    )
+}
+
 /// Prints attributes or records, of which `pages` reads a page.
 pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
     name: &Name,
@@ -90,11 +103,8 @@ pub fn print_fields<Read: Future<Output = Result<Page<Bytes>, ObjectError>>>(
             let PageEntry::Key(key, value) = entry else { continue };
             if left > 0 {
                 left -= 1;
-                let value = match format {
-                    Format::Json => escape::json("value", &value),
-                    Format::Text => json!({ "value": escape::shown(&value) }),
-                };
-                rows.push(merged(escape::json("key", &key), value));
+                let value = escape::field(format, "value", &value);
+                rows.push(merged(escape::field(format, "key", &key), value));
             }
         }
         printed.add(&rows)?;
