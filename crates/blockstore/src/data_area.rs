@@ -290,8 +290,12 @@ impl DataArea {
     /// Whether a checkpoint is needed to make freed places usable, because few places are left, or fewer than
     /// are waited for.
     pub fn lacks_places(&self, room: RecordRoom) -> bool {
-        let least = self.wanted_bytes.max(2 * BlockSize::MAX.bytes());
-        self.has_freed() && self.sure_bytes(room) < least
+        let sure_bytes = self.sure_bytes(room);
+        // What returns right after a checkpoint counts as ready already.
+        let brings_more = self.freed_bytes() > self.returning_bytes.iter().sum();
+        self.has_freed()
+            && (sure_bytes < 2 * BlockSize::MAX.bytes()
+                || brings_more && sure_bytes < self.wanted_bytes)
     }
 
     /// Returns the space for data. `has_no_space`: a write waits for space in the file system. `can_move`:

@@ -623,10 +623,10 @@ impl Node {
             }
             if self.requests.take_review() {
                 self.judge_waiting(now, effects);
-            } else if self.requests.take_credit_due() {
-                self.judge_first_waiting(now, effects);
             } else if let Some(rest) = self.requests.take_cut_due() {
                 self.judge_and_go(now, rest, effects);
+            } else if self.requests.take_credit_due() {
+                self.judge_first_waiting(now, effects);
             } else if !self.store.has_effects() {
                 break;
             }

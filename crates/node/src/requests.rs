@@ -45,7 +45,9 @@ pub(crate) struct Requests {
     is_store_awaited: bool,
     /// The changes that are carried out in pieces and have begun, by their stripes.
     cuts: BTreeMap<Stripe, u64>,
-    /// Those of them whose last piece has ended: the next one may begin.
+    /// Whether a request waits until the last piece of such a change has ended.
+    is_cut_awaited: bool,
+    /// Those of them of which a piece has ended: the next one may begin.
     cuts_due: Vec<u64>,
 }
 
@@ -129,8 +131,10 @@ pub(crate) struct Scope {
     pub(crate) zeroes_bytes: u64,
     /// Number of bytes that the request writes or zeroes.
     pub(crate) changed_bytes: u64,
-    /// The stripe that it writes or zeroes, and the first unit.
-    pub(crate) stripe: Option<(Stripe, u32)>,
+    /// The stripe that it changes, or of which it reads.
+    pub(crate) stripe: Option<Stripe>,
+    /// The first unit that it changes.
+    pub(crate) first_unit: u32,
     /// Whether the write depends on what its block holds.
     pub(crate) compares: bool,
     /// In pools with parity: how many blocks the request may delete, each with a version of its own.
@@ -203,14 +207,14 @@ impl Requests {
         mut on_drop: impl FnMut(&Waiting),
     ) {
         let mut bytes = 0;
-        let Requests { waiting, cuts, is_review_due, .. } = self;
+        let Requests { waiting, cuts, is_review_due, is_cut_awaited, .. } = self;
         waiting.retain(|_, waiting| {
             if !is_dropped(waiting) {
                 return true;
             }
             if waiting.cut.is_some() {
                 cuts.retain(|_, begun| *begun != waiting.arrival);
-                *is_review_due = true;
+                *is_review_due |= std::mem::take(is_cut_awaited);
             }
             bytes += waiting.bytes;
             on_drop(waiting);
@@ -304,8 +308,11 @@ impl Requests {
     }
 
     /// Returns whether another change of the stripe has begun, and pieces of it are left.
-    pub(crate) fn is_cut_by_other(&self, stripe: Stripe, arrival: u64) -> bool {
-        self.cuts.get(&stripe).is_some_and(|begun| *begun != arrival)
+    pub(crate) fn must_wait_for_pieces(&mut self, stripe: Option<Stripe>, arrival: u64) -> bool {
+        let begun = stripe.and_then(|stripe| self.cuts.get(&stripe));
+        let must_wait = begun.is_some_and(|begun| *begun != arrival);
+        self.is_cut_awaited |= must_wait;
+        must_wait
     }
 
     /// Keeps what is left of a change until the next piece may begin, which is to be checked next.
@@ -329,7 +336,7 @@ impl Requests {
     pub(crate) fn end_cut(&mut self, stripe: Stripe) {
         let begun = self.cuts.remove(&stripe);
         assert!(begun.is_some());
-        self.is_review_due = true;
+        self.is_review_due |= std::mem::take(&mut self.is_cut_awaited);
     }
 
     /// Returns whether any request has started and not ended.
@@ -363,11 +370,15 @@ impl Scope {
                 _ => 0,
             },
             stripe: match &request.op {
-                Op::Zero { place, offset, .. } | Op::Write { place, offset, .. } => {
-                    let first = *offset / UNIT_SIZE as u32;
-                    Some(((request.pg, place.image, place.stripe), first))
-                }
+                Op::Zero { place, .. }
+                | Op::Write { place, .. }
+                | Op::Read { place, .. }
+                | Op::Extents { place, .. } => Some((request.pg, place.image, place.stripe)),
                 _ => None,
+            },
+            first_unit: match &request.op {
+                Op::Zero { offset, .. } | Op::Write { offset, .. } => *offset / UNIT_SIZE as u32,
+                _ => 0,
             },
             compares: matches!(request.op, Op::Write { expected: Some(_), .. }),
             deletion_count: 0,

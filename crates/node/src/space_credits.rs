@@ -53,6 +53,8 @@ const BLOCKS_MIN: u64 = 4;
 /// use nine, for blocks of 64 KiB or more. The rest is the header with checksums and part table, in whole
 /// sectors.
 const PREPARED_COST: (u64, u64) = (8, 9);
+/// More than any change takes.
+const CHANGE_BYTES_MAX: u64 = 8 * MIB;
 /// The part of the room for prepared versions that is kept for learners: one in this many.
 const LEARNER_SHARE: u64 = 4;
 /// Minimum time between two attempts to free room for prepared versions while writes wait for it.
@@ -962,7 +964,7 @@ impl SpaceCredits {
     }
 
     /// Returns how many bytes of the store must be ready for what waits here, or so that each primary can
-    /// have the largest share that it was told of; 0 if they are.
+    /// have as much for a change as it was told of; 0 if they are.
     pub fn bytes_wanted(&self, now: Time, space: Space) -> u64 {
         let Some(demand) = self.demand.as_ref().filter(|_| space.is_growing) else { return 0 };
         let promised = self.promises.values().map(|promise| promise.bytes(Kind::Space, demand));
@@ -973,6 +975,7 @@ impl SpaceCredits {
             0
         };
         let largest = self.largest_share(now, space);
+        let largest = largest.min(CHANGE_BYTES_MAX);
         let shares = if self.share(space) < largest {
             largest.saturating_mul(demand.primary_count())
         } else {

@@ -645,11 +645,10 @@ impl Pg {
         }
         let writes = self.queue.iter().map(|(_, write)| write);
         for write in writes.filter(|write| write.is_missing(index)) {
-            // What was merged into it may have other units.
-            let is_alone = write.merged.is_empty();
-            let count = if is_alone { write.units.len() as u32 } else { u32::MAX };
-            let room_bytes = self.room_of(count);
-            owed += Charge { space_bytes: block_bytes, room_bytes, whole_bytes: block_bytes };
+            let whole_bytes = if write.brings || self.keeps_parity() { block_bytes } else { 0 };
+            let space_bytes = if write.brings { block_bytes } else { 0 };
+            let room_bytes = self.room_of(write.changed_units);
+            owed += Charge { space_bytes, room_bytes, whole_bytes };
         }
         let bytes = self.objects.missing_blocks(index) as u64 * block_bytes;
         owed += Charge { space_bytes: bytes, room_bytes: 0, whole_bytes: bytes };
@@ -883,17 +882,17 @@ impl Pg {
     }
 
     /// Executes a piece of a change: in each block of its stripe, of the units that it changes only those in
-    /// `columns`. Requires: as for [`Pg::execute`]; the pool has parity, and the change compares nothing and
-    /// has a unit in these columns.
+    /// `columns`. The first piece checks all of the change. Requires: as for [`Pg::execute`]; the pool has
+    /// parity, and the change compares nothing and has a unit in these columns.
     pub fn execute_piece(
         &mut self,
         ticket: Ticket,
         op: Op,
-        columns: Range<u32>,
+        (columns, is_first): (Range<u32>, bool),
         actions: &mut Vec<Action>,
     ) {
         assert!(self.serving == Serving::Active && self.stripes().is_some());
-        match self.shape.check_op(&op) {
+        match if is_first { self.shape.check_op(&op) } else { Ok(()) } {
             Ok(()) => self.change_block(ticket, op, Some(columns), actions),
             Err(refusal) => actions.push(Action::Reply { ticket, outcome: Err(refusal) }),
         }

@@ -89,6 +89,20 @@ impl WriteKind {
         matches!(self, WriteKind::Change { change: Change::Write { .. }, .. })
     }
 
+    /// Returns for how many units of a block the operation was charged room, and whether it was charged
+    /// space.
+    /// `units`: those that it changes. In a pool of copies zeros are charged nothing, but may be counted.
+    pub fn charged(&self, units: &Range<u32>) -> (u32, bool) {
+        match self {
+            WriteKind::Change { change: Change::Delete, .. } => (0, false),
+            WriteKind::Change { columns, .. } => {
+                let most = columns.as_ref().map_or(u32::MAX, |columns| columns.end - columns.start);
+                (most.min(units.end - units.start), true)
+            }
+            WriteKind::Read { .. } | WriteKind::Hold | WriteKind::HandedOver => (0, false),
+        }
+    }
+
     /// Returns the change that the sender requested.
     pub fn into_change(self) -> Change {
         match self {

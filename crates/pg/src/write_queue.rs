@@ -34,6 +34,11 @@ pub struct Write {
     pub order: u64,
     /// The units that the write changes.
     pub units: Range<u32>,
+    /// How many units it and those that were merged into it were charged for, of any one block; 0 for what
+    /// deletes.
+    pub changed_units: u32,
+    /// Whether it was charged for space.
+    pub brings: bool,
     pub kind: WriteKind,
     pub stage: WriteStage,
     /// In pools with parity: the write's change, once the write has begun.
@@ -114,8 +119,21 @@ impl WriteQueue {
         self.order_next += 1;
         let (stage, followers) = (WriteStage::Queued, follower.into_iter().collect());
         let (patch, read, merged) = (None, None, Vec::new());
-        let write =
-            Write { issuer, key, order, units, kind, stage, patch, read, merged, followers };
+        let (changed_units, brings) = kind.charged(&units);
+        let write = Write {
+            issuer,
+            key,
+            order,
+            units,
+            changed_units,
+            brings,
+            kind,
+            stage,
+            patch,
+            read,
+            merged,
+            followers,
+        };
         let slot = self.writes.insert(write);
         self.order.insert((key, order), slot);
         slot

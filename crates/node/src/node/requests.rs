@@ -253,10 +253,15 @@ impl Node {
             return Verdict::Refuse(Refusal::Stale(None));
         };
         let is_behind_fenced = scope.is_of_objects && self.requests.has_fenced_change(scope.pg);
+        let has_left = self.sessions.has_left(scope.session, waiting.connection);
+        if waiting.cut.is_some() && has_left {
+            // The session was forgotten between two pieces, and has come back over another connection.
+            return Verdict::Refuse(Refusal::Stale(None));
+        }
         if self.sessions.must_wait(scope.session) || is_behind_fenced {
             return Verdict::Wait;
         }
-        if scope.stripe.is_some_and(|(stripe, _)| self.requests.is_cut_by_other(stripe, arrival)) {
+        if self.requests.must_wait_for_pieces(scope.stripe, arrival) {
             return Verdict::Wait;
         }
         if scope.changes && self.store.is_congested() {
@@ -352,8 +357,17 @@ impl Node {
         scope: &Scope,
         waiting: &Waiting,
     ) -> Verdict {
-        let (_, charge) = self.next_piece(slot, scope, waiting.cut.as_deref());
-        match self.credit_for(now, slot, waiting.arrival, charge) {
+        let mut next = self.next_piece(slot, scope, waiting.cut.as_deref());
+        let verdict = loop {
+            let verdict = self.credit_for(now, slot, waiting.arrival, next.1);
+            // The demand may have been reviewed: then shares of room are others.
+            let newest = self.next_piece(slot, scope, waiting.cut.as_deref());
+            if newest == next {
+                break verdict;
+            }
+            next = newest;
+        };
+        match verdict {
             Space::Enough => {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
@@ -406,7 +420,7 @@ impl Node {
         let (pg, whole) = (&self.pgs[slot], self.charge(slot, scope));
         let count = (scope.changed_bytes / UNIT_SIZE) as u32;
         let is_small = cut.is_none() && whole.room_bytes <= pg.room_of(1);
-        let Some((_, first)) = scope.stripe else { return (None, whole) };
+        let first = scope.first_unit;
         if whole.room_bytes == 0 || is_small || count == 0 || scope.compares {
             return (None, whole);
         }
@@ -544,7 +558,7 @@ impl Node {
         mut waiting: Waiting,
         effects: &mut Vec<Effect>,
     ) {
-        let (stripe, _) = scope.stripe.expect("only changes of a stripe are cut");
+        let stripe = scope.stripe.expect("only changes of a stripe are cut");
         let givers = self.take_credit(slot, charge);
         let (is_first, since) = (waiting.cut.is_none(), waiting.since);
         let cut = waiting.cut.get_or_insert_with(|| {
@@ -576,7 +590,7 @@ impl Node {
         };
         let ticket = self.requests.start(started);
         self.drive(now, slot, effects, |pg, actions| {
-            pg.execute_piece(ticket, op, columns, actions);
+            pg.execute_piece(ticket, op, (columns, is_first), actions);
         });
     }
 
@@ -591,7 +605,7 @@ impl Node {
     ) -> Option<Result<Outcome, Refusal>> {
         let Piece { is_first, mut rest } = piece;
         let cut = rest.cut.as_mut().expect("it has begun");
-        let (stripe, first) = scope.stripe.expect("it changes a stripe");
+        let (stripe, first) = (scope.stripe.expect("it changes a stripe"), scope.first_unit);
         let outcome = match outcome {
             Ok(Outcome::Written { version, durable }) => {
                 cut.is_durable &= durable;
@@ -689,7 +703,7 @@ impl Node {
     fn refuse(&mut self, waiting: Waiting, mut refusal: Refusal, effects: &mut Vec<Effect>) {
         if waiting.cut.is_some() {
             let stripe = self.scope_of(&waiting).stripe;
-            let (stripe, _) = stripe.expect("only changes of a stripe are cut");
+            let stripe = stripe.expect("only changes of a stripe are cut");
             self.end_cut(stripe, &waiting);
             refusal = refusal_of_begun(refusal);
         }

@@ -97,13 +97,14 @@ fn pieces_that_are_left_out_are_found() {
 fn a_change_that_lacks_room_for_its_next_piece_goes_on_when_there_is_some() {
     let mut cluster = serving();
     let sequence = begun(&mut cluster);
-    let written = count_of(&mut cluster, 7);
-    assert!(written > 0 && written < 64, "{written}");
-    assert_eq!(written % 2, 0, "whole columns");
+    let early = cluster.send(0, read(0, 2 * UNITS));
+    cluster.advance(50);
+    assert!(!cluster.replies.contains_key(&early), "a reader sees all pieces or none");
     grant(&mut cluster, 1);
     cluster.advance(300);
     assert!(is_written(&cluster.replies[&sequence]));
-    assert_eq!(count_of(&mut cluster, 7), 64);
+    let found = bytes_of(cluster.replies.remove(&early).expect("the pieces have ended"));
+    assert!(found.iter().all(|byte| *byte == 7));
     assert_nothing_is_held(&mut cluster);
 }
 
@@ -149,6 +150,20 @@ fn once_a_piece_was_carried_out_the_only_refusal_is_stale() {
     cluster.publish();
     cluster.advance(300);
     assert!(is_stale(&cluster, sequence), "{:?}", cluster.replies[&sequence]);
+}
+
+#[test]
+fn shares_that_grow_between_judgement_and_start_take_no_more_than_was_judged() {
+    // The demand is reviewed while the change is judged: an inactive PG no longer keeps room.
+    let mut cluster = serving();
+    for round in 0..20 {
+        cluster.set_entry(&[0, 1, 2], &[]);
+        let sequence = cluster.send(0, write(0, 2 * UNITS, round));
+        cluster.advance(2_000);
+        let is_sound = is_written(&cluster.replies[&sequence]) || is_stale(&cluster, sequence);
+        assert!(is_sound, "{:?}", cluster.replies[&sequence]);
+    }
+    assert_nothing_is_held(&mut cluster);
 }
 
 #[test]

@@ -135,6 +135,7 @@ impl Pg {
             lazy &= is_lazy;
             let head = &mut self.queue[slot];
             head.merged.push(next.issuer);
+            head.changed_units = head.changed_units.saturating_add(next.changed_units);
             head.followers.extend(next.followers);
         }
         let head = &mut self.queue[slot];
@@ -314,6 +315,7 @@ impl Pg {
         if !leaves_data {
             let write = &mut self.queue[slot];
             write.kind = WriteKind::DELETE;
+            (write.changed_units, write.brings) = (0, false);
             write.patch = Some(Box::new(Patch::delete()));
         }
         Ok(None)

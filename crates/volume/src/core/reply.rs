@@ -152,7 +152,13 @@ impl ClientCore {
         match refusal {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);
-                if told.is_some_and(|entry| self.routes.learn(entry)) {
+                let tells_entry = told.is_some();
+                let is_news = told.is_some_and(|entry| self.routes.learn(entry));
+                if tells_entry && !is_news {
+                    // Its epoch goes on: a piece of it may have been carried out, and readers may see that.
+                    self.parts[key].on_answer_lost();
+                }
+                if is_news {
                     self.send_again(key);
                     self.on_map_changed(now, effects);
                 } else if is_direct {

@@ -73,7 +73,10 @@ impl ClientCore {
     ) -> Option<Route> {
         let part = &self.parts[key];
         let Work::Read { range } = &part.work else { return None };
-        if part.asks_primary {
+        // A part of a lazy change that is under way may be durable, and seen by a direct read, before another
+        // part is refused. The primary makes reads wait.
+        let has_changes = || self.stripes.contains_key(&(part.volume, part.stripe));
+        if part.asks_primary || self.volumes[&part.volume].is_lazy() && has_changes() {
             return None;
         }
         let route = self.routes.find_part(part.pg.pool, part.target, range)?;

@@ -150,6 +150,22 @@ fn an_epoch_that_a_refusal_tells_is_replayed_too() {
 }
 
 #[test]
+fn a_read_waits_for_a_change_that_is_stale_although_its_epoch_goes_on() {
+    // A piece of it may have been carried out.
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    let id = world.write(0, &[2; UNIT]);
+    world.refuse(Refusal::Stale(Some(entry(pg(), 1, 1 + pg() % 2))));
+    let read = world.read(0, UNIT_SIZE);
+    let is_read = |(_, what): &(u32, String)| what.starts_with("read");
+    assert!(!world.waiting().iter().any(is_read), "{:?}", world.waiting());
+    world.wait();
+    world.serve();
+    assert_eq!(world.result(id), Ok(Answer::Done));
+    assert!(matches!(world.result(read), Ok(Answer::Data(_))));
+}
+
+#[test]
 fn an_answer_of_an_epoch_that_is_over_counts_for_nothing() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);
