@@ -752,7 +752,12 @@ fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
     // What OSDs have not removed yet is a warning.
     let findings = found["findings"].as_array().expect("a list");
     assert!(findings.iter().all(|finding| finding["severity"] == "warning"), "{found}");
-    assert!(found["records"].as_u64() > Some(2_000), "{found}");
+    // PGs that were still tidied when the OSDs stopped are not compared: some of eight, with 250 records
+    // each.
+    let is_skipped = |finding: &&Value| finding.to_string().contains("were not compared");
+    let skipped_count = findings.iter().filter(is_skipped).count() as u64;
+    assert!(skipped_count <= 4, "{found}");
+    assert!(found["records"].as_u64() > Some(200 * (8 - skipped_count)), "{found}");
     let inspect = bytes_of(cluster.command(&["osd", "inspect"]).arg(&osds[0]));
     assert!(String::from_utf8_lossy(&inspect).contains("blocks"));
 }
