@@ -56,6 +56,7 @@ pub(crate) type Stripe = (PgId, ImageId, StripeIndex);
 
 /// A change that is carried out in pieces and has begun (`docs/internals/stripes.md`, rule 8a).
 pub(crate) struct Cut {
+    pub(crate) stripe: Stripe,
     /// The first column that is left.
     pub(crate) next: u32,
     /// When the request arrived.
@@ -173,12 +174,8 @@ impl Requests {
         self.arrival
     }
 
-    /// Handles the refusal of a request that has not started.
-    pub(crate) fn on_refusal(&mut self, bytes: u64) {
-        self.release_bytes(bytes);
-    }
-
-    fn release_bytes(&mut self, bytes: u64) {
+    /// Counts the bytes of a request no longer: it is answered or dropped.
+    pub(crate) fn release_bytes(&mut self, bytes: u64) {
         assert!(self.bytes >= bytes);
         self.bytes -= bytes;
     }
@@ -212,8 +209,8 @@ impl Requests {
             if !is_dropped(waiting) {
                 return true;
             }
-            if waiting.cut.is_some() {
-                cuts.retain(|_, begun| *begun != waiting.arrival);
+            if let Some(cut) = &waiting.cut {
+                cuts.remove(&cut.stripe);
                 *is_review_due |= std::mem::take(is_cut_awaited);
             }
             bytes += waiting.bytes;

@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time, UNIT_SIZE};
-use blockstore::{PreparedRoom, Store};
+use blockstore::Store;
 use format::wire::{Member, PgEntry};
 use pg::{Charge, Pg};
 
@@ -671,9 +671,9 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns whether a change lacked something here, and has not been told that it came.
-    pub fn is_lacking_here(&self) -> bool {
-        !self.lacking_here.is_empty()
+    /// Returns whether a change lacks something here that a review of the demand may bring.
+    pub fn may_review_help(&self) -> bool {
+        !self.lacking_here.is_empty() && self.is_demand_due()
     }
 
     /// Returns whether what was lacking here is available now; true only once. Must be polled, because the
@@ -911,9 +911,8 @@ impl SpaceCredits {
         let others = self.promises.iter().filter(|(osd, _)| !has_parity(osd));
         let with_one = others.filter(|(_, promise)| promise.room.is_none()).count();
         let count = (demand.parity_primaries.len() + with_one) as u64 + 1;
-        let all = space.room_bytes_max - space.room_bytes_max / LEARNER_SHARE;
-        let unit = PreparedRoom::cost_of(1).next_multiple_of(UNIT_SIZE);
-        let least = unit.min(all / count);
+        let all = room_of_primaries(space.room_bytes_max);
+        let least = pg::room_of_version(1).min(all / count);
         let share = (all.saturating_sub(demand.kept_room_bytes) / count).max(least);
         share - share % UNIT_SIZE
     }
@@ -974,8 +973,7 @@ impl SpaceCredits {
         } else {
             0
         };
-        let largest = self.largest_share(now, space);
-        let largest = largest.min(CHANGE_BYTES_MAX);
+        let largest = self.largest_share(now, space).min(CHANGE_BYTES_MAX);
         let shares = if self.share(space) < largest {
             largest.saturating_mul(demand.primary_count())
         } else {
@@ -1013,11 +1011,14 @@ pub(crate) fn space_of(store: &Store) -> Space {
 /// Returns for how many primaries of PGs with parity a store has room, each for a change of one unit at
 /// least.
 pub(crate) fn parity_primaries_max(store: &Store) -> u32 {
-    let room_bytes_max = store.prepared_room().bytes_max;
-    let all = room_bytes_max - room_bytes_max / LEARNER_SHARE;
-    let unit = PreparedRoom::cost_of(1).next_multiple_of(UNIT_SIZE);
+    let shares = room_of_primaries(store.prepared_room().bytes_max) / pg::room_of_version(1);
     // A share more is kept for a former primary.
-    u32::try_from(all / unit).unwrap_or(u32::MAX).saturating_sub(1)
+    u32::try_from(shares).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
+/// Returns the part of all room that is not kept for learners.
+fn room_of_primaries(room_bytes_max: u64) -> u64 {
+    room_bytes_max - room_bytes_max / LEARNER_SHARE
 }
 
 impl SpaceCredits {

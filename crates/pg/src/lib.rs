@@ -352,6 +352,12 @@ pub struct Pg {
     time_of_day_ms: u64,
 }
 
+/// Returns the most room in a member's journal that a prepared version of this many units takes, in the steps
+/// in which room is charged.
+pub fn room_of_version(unit_count: u32) -> u64 {
+    PreparedRoom::cost_of(unit_count).next_multiple_of(base::UNIT_SIZE)
+}
+
 impl Pg {
     /// Returns a PG that serves nothing yet. `facts`: what the store has recorded about the PG. `record`:
     /// what [`Record::decode`] read from the store's note.
@@ -661,8 +667,7 @@ impl Pg {
         if !self.keeps_parity() && !planted::on(Bug::RoomCountedForCopies) {
             return 0;
         }
-        let unit_count = unit_count.min(self.shape.block_size.unit_count());
-        PreparedRoom::cost_of(unit_count).next_multiple_of(base::UNIT_SIZE)
+        room_of_version(unit_count.min(self.shape.block_size.unit_count()))
     }
 
     /// Returns whether the newest entry that the PG entered is active on this OSD. Then every write that was

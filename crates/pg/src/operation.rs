@@ -90,8 +90,7 @@ impl WriteKind {
     }
 
     /// Returns for how many units of a block the operation was charged room, and whether it was charged
-    /// space.
-    /// `units`: those that it changes. In a pool of copies zeros are charged nothing, but may be counted.
+    /// space. `units`: those that it changes. In a pool of copies zeros are charged nothing, but counted.
     pub fn charged(&self, units: &Range<u32>) -> (u32, bool) {
         match self {
             WriteKind::Change { change: Change::Delete, .. } => (0, false),

@@ -32,8 +32,8 @@ use crate::Effect;
 use crate::columns::Columns;
 use crate::pg_table::PgSlot;
 use crate::requests::{
-    Cut, ObjectNeed, Piece, Scope, Started, Stripe, Waiting, is_as_of_now, list_of_pg, may_ask,
-    names_of, pages_size_max, pgs_of, size_of, work_of,
+    Cut, ObjectNeed, Piece, Scope, Started, Waiting, is_as_of_now, list_of_pg, may_ask, names_of,
+    pages_size_max, pgs_of, size_of, work_of,
 };
 use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
@@ -42,10 +42,19 @@ use crate::space_credits::Verdict as Space;
 /// A portion of a deletion takes at most one part in this many of the room that a change can have.
 const DELETION_SHARE: u64 = 4;
 
+/// What of a request begins next.
+#[derive(Default)]
+struct Next {
+    /// Of a change that is carried out in pieces: the columns of this one. `None`: all of the request.
+    columns: Option<Range<u32>>,
+    /// What it may take of each member.
+    charge: Charge,
+}
+
 /// What to do with a request now.
 enum Verdict {
-    /// Pass the request to the PG in this slot.
-    Serve(PgSlot),
+    /// Pass this of the request to the PG in this slot.
+    Serve(PgSlot, Next),
     /// Pass the request to the PG in this slot, which answers it if it was executed before: there is no room
     /// to execute it.
     ServeRepeat(PgSlot),
@@ -223,10 +232,10 @@ impl Node {
             self.space_credits.leave(waiting.arrival);
         }
         match verdict {
-            Verdict::Serve(slot) => self.start(now, (slot, true), scope, waiting, effects),
-            Verdict::ServeRepeat(slot) => {
-                self.start(now, (slot, false), scope, waiting, effects);
+            Verdict::Serve(slot, next) => {
+                self.start(now, (slot, Some(next)), scope, waiting, effects);
             }
+            Verdict::ServeRepeat(slot) => self.start(now, (slot, None), scope, waiting, effects),
             Verdict::Wait | Verdict::WaitForCredit if may_wait => {
                 self.requests.keep_waiting(waiting);
             }
@@ -330,7 +339,7 @@ impl Node {
                 || planted::on(Bug::DirectReadBesideFenced)
         };
         match slot.filter(|_| may_serve).filter(tells) {
-            Some(slot) => Verdict::Serve(slot),
+            Some(slot) => Verdict::Serve(slot, Next::default()),
             None => Verdict::Refuse(Refusal::AskPrimary),
         }
     }
@@ -357,20 +366,19 @@ impl Node {
         scope: &Scope,
         waiting: &Waiting,
     ) -> Verdict {
-        let mut next = self.next_piece(slot, scope, waiting.cut.as_deref());
-        let verdict = loop {
-            let verdict = self.credit_for(now, slot, waiting.arrival, next.1);
-            // The demand may have been reviewed: then shares of room are others.
-            let newest = self.next_piece(slot, scope, waiting.cut.as_deref());
-            if newest == next {
-                break verdict;
-            }
-            next = newest;
-        };
+        let (arrival, cut) = (waiting.arrival, waiting.cut.as_deref());
+        let mut next = self.next_piece(slot, scope, cut);
+        let mut verdict = self.credit_for(now, slot, arrival, next.charge);
+        if verdict != Space::Enough && self.space_credits.may_review_help() {
+            self.review_demand(now);
+            // Shares of room may be others now.
+            next = self.next_piece(slot, scope, cut);
+            verdict = self.credit_for(now, slot, arrival, next.charge);
+        }
         match verdict {
             Space::Enough => {
                 assert!(self.pgs[slot].id() == scope.pg);
-                Verdict::Serve(slot)
+                Verdict::Serve(slot, next)
             }
             Space::Full => without_room(slot, scope),
             Space::Unknown => {
@@ -408,35 +416,35 @@ impl Node {
         Charge { space_bytes: 0, room_bytes, whole_bytes }
     }
 
-    /// Returns what of a change begins next, and what that may take of each member: all of it (`None`), or if
-    /// that needs more room than a member's largest share, a piece (`docs/internals/stripes.md`, rule 8a).
-    /// `cut`: what is left of it.
-    fn next_piece(
-        &self,
-        slot: PgSlot,
-        scope: &Scope,
-        cut: Option<&Cut>,
-    ) -> (Option<Range<u32>>, Charge) {
-        let (pg, whole) = (&self.pgs[slot], self.charge(slot, scope));
-        let count = (scope.changed_bytes / UNIT_SIZE) as u32;
-        let is_small = cut.is_none() && whole.room_bytes <= pg.room_of(1);
-        let first = scope.first_unit;
-        if whole.room_bytes == 0 || is_small || count == 0 || scope.compares {
-            return (None, whole);
+    /// Returns what of a request begins next: all of it, or if that needs more room than a member's largest
+    /// share, a piece (`docs/internals/stripes.md`, rule 8a). `cut`: what is left of it.
+    fn next_piece(&self, slot: PgSlot, scope: &Scope, cut: Option<&Cut>) -> Next {
+        let (pg, charge) = (&self.pgs[slot], self.charge(slot, scope));
+        let columns = self.columns(slot, scope);
+        let is_small = cut.is_none() && charge.room_bytes <= pg.room_of(1);
+        if charge.room_bytes == 0 || is_small || columns.count == 0 || scope.compares {
+            return Next { columns: None, charge };
         }
         let largest = self.space_credits.most_room(self.space(), &pg.lease_givers());
-        if cut.is_none() && whole.room_bytes <= largest {
-            return (None, whole);
+        if cut.is_none() && charge.room_bytes <= largest {
+            return Next { columns: None, charge };
         }
-        let column_count = pg.block_size().unit_count();
         let fits = |width: &u32| pg.room_of(*width) <= largest;
-        let width = (1..=column_count).rev().find(fits).unwrap_or(1);
-        let columns = Columns { first, count, column_count };
+        let width = (1..=columns.column_count).rev().find(fits).unwrap_or(1);
         let piece = columns.next(cut.map_or(0, |cut| cut.next), width);
         let piece = piece.expect("what has no columns left has ended");
-        let space_bytes = if cut.is_none() { whole.space_bytes } else { 0 };
+        let space_bytes = if cut.is_none() { charge.space_bytes } else { 0 };
         let room_bytes = pg.room_of(piece.end - piece.start);
-        (Some(piece), Charge { space_bytes, room_bytes, ..whole })
+        Next { columns: Some(piece), charge: Charge { space_bytes, room_bytes, ..charge } }
+    }
+
+    /// Returns the columns that a change has of its stripe.
+    fn columns(&self, slot: PgSlot, scope: &Scope) -> Columns {
+        Columns {
+            first: scope.first_unit,
+            count: (scope.changed_bytes / UNIT_SIZE) as u32,
+            column_count: self.pgs[slot].block_size().unit_count(),
+        }
     }
 
     /// Returns whether the request zeroes a whole stripe of a pool with parity.
@@ -495,99 +503,66 @@ impl Node {
         self.is_held_back(scope).then_some(Verdict::Wait)
     }
 
-    /// Passes a request to its PG. `has_room`: whether there is room to execute it.
+    /// Passes a request, or a piece of it, to its PG. `next`: what begins; `None`: there is no room to
+    /// execute it. The space for all pieces is taken with the first one.
     fn start(
         &mut self,
         now: Time,
-        (slot, has_room): (PgSlot, bool),
+        (slot, next): (PgSlot, Option<Next>),
         scope: Scope,
-        waiting: Waiting,
+        mut waiting: Waiting,
         effects: &mut Vec<Effect>,
     ) {
-        let (piece, charge) = match has_room {
-            true => self.next_piece(slot, &scope, waiting.cut.as_deref()),
-            false => (None, Charge::default()),
-        };
-        if let Some(columns) = piece {
-            return self.start_piece(now, slot, scope, (columns, charge), waiting, effects);
+        let has_room = next.is_some();
+        let Next { columns, charge } = next.unwrap_or_default();
+        let is_first = waiting.cut.is_none();
+        if is_first {
+            self.budget.on_request();
+            self.scrubbing.on_request();
         }
-        let Waiting { connection, since, bytes, request, .. } = waiting;
-        let work = work_of(&request, since);
-        self.budget.on_request();
-        self.scrubbing.on_request();
-        let Request { session, sequence, op, .. } = request;
-        let binding = self.sessions.start(connection, session);
-        let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let givers = self.take_credit(slot, charge);
-        let started = Started {
+        let since = waiting.cut.as_ref().map_or(waiting.since, |cut| cut.since);
+        let Waiting { connection, bytes, ref request, .. } = waiting;
+        let (session, sequence) = (request.session, request.sequence);
+        let mut started = Started {
             connection,
             session,
             sequence,
             since,
             scope,
-            epoch,
-            bytes,
-            binding,
-            work,
-            charge,
-            givers,
-            piece: None,
-        };
-        let deletion_count = scope.deletion_count;
-        let ticket = self.requests.start(started);
-        let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
-        self.drive(now, slot, effects, |pg, actions| {
-            pg.set_time_of_day(time_of_day);
-            if deletion_count > 0 {
-                pg.limit_deletion(deletion_count);
-            }
-            match has_room {
-                true => pg.execute(ticket, session, op, actions),
-                false => pg.answer_repeat(ticket, session, op, actions),
-            }
-        });
-    }
-
-    /// Passes the next piece of a change to its PG. The space is taken with the first one, for all of them.
-    fn start_piece(
-        &mut self,
-        now: Time,
-        slot: PgSlot,
-        scope: Scope,
-        (columns, charge): (Range<u32>, Charge),
-        mut waiting: Waiting,
-        effects: &mut Vec<Effect>,
-    ) {
-        let stripe = scope.stripe.expect("only changes of a stripe are cut");
-        let givers = self.take_credit(slot, charge);
-        let (is_first, since) = (waiting.cut.is_none(), waiting.since);
-        let cut = waiting.cut.get_or_insert_with(|| {
-            let charge = Charge { space_bytes: charge.space_bytes, ..Charge::default() };
-            let givers = givers.clone();
-            Box::new(Cut { next: 0, since, is_durable: true, charge, givers })
-        });
-        cut.next = columns.end;
-        let Waiting { connection, bytes, arrival, ref request, .. } = waiting;
-        if is_first {
-            self.budget.on_request();
-            self.scrubbing.on_request();
-            self.requests.begin_cut(stripe, arrival);
-        }
-        let (session, sequence, op) = (request.session, request.sequence, request.op.clone());
-        let started = Started {
-            connection,
-            session,
-            sequence,
-            since: cut.since,
-            scope,
             epoch: self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch),
             bytes,
             binding: self.sessions.start(connection, session),
-            work: work_of(request, cut.since),
-            charge: Charge { space_bytes: 0, ..charge },
-            givers,
-            piece: Some(Box::new(Piece { is_first, rest: waiting })),
+            work: work_of(request, since),
+            charge,
+            givers: self.take_credit(slot, charge),
+            piece: None,
         };
+        let Some(columns) = columns else {
+            let ticket = self.requests.start(started);
+            let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
+            let op = waiting.request.op;
+            return self.drive(now, slot, effects, |pg, actions| {
+                pg.set_time_of_day(time_of_day);
+                if scope.deletion_count > 0 {
+                    pg.limit_deletion(scope.deletion_count);
+                }
+                match has_room {
+                    true => pg.execute(ticket, session, op, actions),
+                    false => pg.answer_repeat(ticket, session, op, actions),
+                }
+            });
+        };
+        let op = request.op.clone();
+        let cut = waiting.cut.get_or_insert_with(|| {
+            let stripe = scope.stripe.expect("only changes of a stripe are cut");
+            self.requests.begin_cut(stripe, waiting.arrival);
+            let charge = Charge { space_bytes: charge.space_bytes, ..Charge::default() };
+            let givers = started.givers.clone();
+            Box::new(Cut { stripe, next: 0, since, is_durable: true, charge, givers })
+        });
+        cut.next = columns.end;
+        started.charge.space_bytes = 0;
+        started.piece = Some(Box::new(Piece { is_first, rest: waiting }));
         let ticket = self.requests.start(started);
         self.drive(now, slot, effects, |pg, actions| {
             pg.execute_piece(ticket, op, (columns, is_first), actions);
@@ -605,13 +580,10 @@ impl Node {
     ) -> Option<Result<Outcome, Refusal>> {
         let Piece { is_first, mut rest } = piece;
         let cut = rest.cut.as_mut().expect("it has begun");
-        let (stripe, first) = (scope.stripe.expect("it changes a stripe"), scope.first_unit);
         let outcome = match outcome {
             Ok(Outcome::Written { version, durable }) => {
                 cut.is_durable &= durable;
-                let column_count = self.pgs[slot].block_size().unit_count();
-                let count = (scope.changed_bytes / UNIT_SIZE) as u32;
-                let is_left = Columns { first, count, column_count }.next(cut.next, 1).is_some()
+                let is_left = self.columns(slot, scope).next(cut.next, 1).is_some()
                     && !planted::on(Bug::PiecesLeftOut);
                 let session = rest.request.session;
                 let may_go_on = self.phase == Phase::Running
@@ -631,16 +603,16 @@ impl Node {
             Err(refusal) => Err(refusal_of_begun(refusal)),
             Ok(_) => unreachable!("a change is answered as written"),
         };
-        self.end_cut(stripe, &rest);
-        self.requests.on_refusal(rest.bytes);
+        self.end_cut(&rest);
+        self.requests.release_bytes(rest.bytes);
         Some(outcome)
     }
 
     /// Ends what a change has taken for all of its pieces.
-    fn end_cut(&mut self, stripe: Stripe, rest: &Waiting) {
+    fn end_cut(&mut self, rest: &Waiting) {
         if let Some(cut) = &rest.cut {
             self.end_credit(&cut.givers, cut.charge);
-            self.requests.end_cut(stripe);
+            self.requests.end_cut(cut.stripe);
         }
     }
 
@@ -702,13 +674,11 @@ impl Node {
     /// Refuses a request that has not started, or what is left of one.
     fn refuse(&mut self, waiting: Waiting, mut refusal: Refusal, effects: &mut Vec<Effect>) {
         if waiting.cut.is_some() {
-            let stripe = self.scope_of(&waiting).stripe;
-            let stripe = stripe.expect("only changes of a stripe are cut");
-            self.end_cut(stripe, &waiting);
+            self.end_cut(&waiting);
             refusal = refusal_of_begun(refusal);
         }
         let Waiting { connection, request, bytes, .. } = waiting;
-        self.requests.on_refusal(bytes);
+        self.requests.release_bytes(bytes);
         if let Refusal::Stale(newest @ None) = &mut refusal {
             *newest = self.cluster.pg(request.pg).cloned();
         }

@@ -41,12 +41,6 @@ impl Node {
             return Verdict::Enough;
         }
         let givers = self.pgs[slot].lease_givers();
-        let verdict = self.space_credits.judge(now, self.space(), &givers, arrival, charge);
-        let is_here = self.space_credits.is_lacking_here() && self.space_credits.is_demand_due();
-        if verdict == Verdict::Enough || !is_here {
-            return verdict;
-        }
-        self.review_demand(now);
         self.space_credits.judge(now, self.space(), &givers, arrival, charge)
     }
 

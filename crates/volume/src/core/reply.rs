@@ -152,13 +152,12 @@ impl ClientCore {
         match refusal {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);
-                let tells_entry = told.is_some();
-                let is_news = told.is_some_and(|entry| self.routes.learn(entry));
-                if tells_entry && !is_news {
+                let is_news = told.map(|entry| self.routes.learn(entry));
+                if is_news == Some(false) {
                     // Its epoch goes on: a piece of it may have been carried out, and readers may see that.
                     self.parts[key].on_answer_lost();
                 }
-                if is_news {
+                if is_news == Some(true) {
                     self.send_again(key);
                     self.on_map_changed(now, effects);
                 } else if is_direct {
