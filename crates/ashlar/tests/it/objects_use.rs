@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -712,6 +712,23 @@ impl Kept {
     }
 }
 
+/// Stops the cluster, and returns what the check of its OSDs finds. They stop one after the other: PGs that
+/// are tidied meanwhile have members with different versions, whose records cannot be compared. Then the
+/// cluster runs and stops again.
+fn check_of_stopped(cluster: &Cluster, osds: &[PathBuf]) -> Value {
+    for _ in 0..5 {
+        cluster.down();
+        let mut check = cluster.command(&["check", "--json"]);
+        let found: Value = serde_json::from_slice(&bytes_of(check.args(osds))).expect("JSON");
+        if !found.to_string().contains("were not compared") {
+            return found;
+        }
+        cluster.start(&[]);
+        cluster.wait_clean();
+    }
+    panic!("PGs were tidied each time the cluster stopped");
+}
+
 #[test]
 fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
     let cluster = with_objects_on("objects-filled", "3", "2");
@@ -745,19 +762,12 @@ fn a_pool_of_objects_goes_on_when_an_osd_was_away_or_leaves_for_good() {
     scrub(&cluster, "kv");
     let scrubs = cluster.json(&["status"])["scrub"].clone();
     assert_eq!((&scrubs["damaged_blocks"], &scrubs["repaired_blocks"]), (&json!(0), &json!(0)));
-    cluster.down();
     let osds = ["osd.1", "osd.2", "osd.3"].map(|osd| cluster.path().join(osd));
-    let mut check = cluster.command(&["check", "--json"]);
-    let found: Value = serde_json::from_slice(&bytes_of(check.args(&osds))).expect("JSON");
+    let found = check_of_stopped(&cluster, &osds);
     // What OSDs have not removed yet is a warning.
     let findings = found["findings"].as_array().expect("a list");
     assert!(findings.iter().all(|finding| finding["severity"] == "warning"), "{found}");
-    // PGs that were still tidied when the OSDs stopped are not compared: some of eight, with 250 records
-    // each.
-    let is_skipped = |finding: &&Value| finding.to_string().contains("were not compared");
-    let skipped_count = findings.iter().filter(is_skipped).count() as u64;
-    assert!(skipped_count <= 4, "{found}");
-    assert!(found["records"].as_u64() > Some(200 * (8 - skipped_count)), "{found}");
+    assert!(found["records"].as_u64() > Some(2_000), "{found}");
     let inspect = bytes_of(cluster.command(&["osd", "inspect"]).arg(&osds[0]));
     assert!(String::from_utf8_lossy(&inspect).contains("blocks"));
 }

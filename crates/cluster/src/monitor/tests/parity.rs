@@ -20,18 +20,21 @@ fn with_parity(osd_count: u32, pg_count: u32) -> Rig {
     for number in 1..=osd_count {
         rig.add_osd(number);
     }
-    let command = Command::PoolCreate {
-        pool: "p".into(),
-        scheme: Some(EC_4_2),
+    rig.command(create("p", EC_4_2, pg_count)).unwrap();
+    assert_eq!(rig.entries().len() as u32, pg_count);
+    rig
+}
+
+fn create(pool: &str, scheme: Scheme, pg_count: u32) -> Command {
+    Command::PoolCreate {
+        pool: pool.into(),
+        scheme: Some(scheme),
         min_size: None,
         pg_count: Some(pg_count),
         failure_domain: Some(FailureDomain::Osd),
         block_size: None,
         objects: None,
-    };
-    rig.command(command).unwrap();
-    assert_eq!(rig.entries().len() as u32, pg_count);
-    rig
+    }
 }
 
 fn set(scheme: Scheme, min_size: Option<u32>) -> Command {
@@ -105,21 +108,12 @@ fn a_journal_without_room_for_all_primaries_is_told_from_a_full_disk() {
     rig.report(3, |report| report.parity_primaries_max = Some(7));
     let message = message_of(&mut rig, "osd_no_room");
     assert!(message.contains("osd.3") && message.contains("only 7 of the 8"), "{message}");
-    let create = |scheme| Command::PoolCreate {
-        pool: "q".into(),
-        scheme: Some(scheme),
-        min_size: None,
-        pg_count: Some(64),
-        failure_domain: Some(FailureDomain::Osd),
-        block_size: None,
-        objects: None,
-    };
-    let refused = rig.command(create(EC_4_2)).unwrap_err();
+    let refused = rig.command(create("q", EC_4_2, 64)).unwrap_err();
     assert!(refused.message.contains("osd.3"), "{refused:?}");
-    rig.command(create(Scheme::Copies { count: 3 })).expect("copies prepare nothing");
+    rig.command(create("q", Scheme::Copies { count: 3 }, 64)).expect("copies prepare nothing");
     rig.report(3, |report| report.parity_primaries_max = Some(8));
     rig.command(Command::PoolRemove { pool: "q".into(), accepted: false }).unwrap();
-    rig.command(create(EC_4_2)).expect("each primary has room");
+    rig.command(create("q", EC_4_2, 64)).expect("each primary has room");
 }
 
 #[test]
