@@ -236,9 +236,10 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             block_size,
             kind,
             shards,
+            grouped,
             compression,
         } => {
-            let objects = objects_of(kind, shards, compression)?;
+            let objects = objects_of(kind, shards, grouped, compression)?;
             let is_of_objects = objects.is_some();
             let copies = replicas.map(|count| Scheme::Copies { count });
             let create = Command::PoolCreate {
@@ -311,14 +312,15 @@ fn not_of_objects(pool: &Value) -> Failure {
 fn objects_of(
     kind: KindArg,
     shards: Option<u32>,
+    grouped: bool,
     compression: Option<Compression>,
 ) -> Result<Option<ObjectOptions>, Failure> {
     match kind {
-        KindArg::Object => Ok(Some(ObjectOptions { shards, compression })),
-        KindArg::Block if shards.is_none() && compression.is_none() => Ok(None),
+        KindArg::Object => Ok(Some(ObjectOptions { shards, compression, grouped })),
+        KindArg::Block if shards.is_none() && compression.is_none() && !grouped => Ok(None),
         KindArg::Block => Err(failure(
             "invalid",
-            "only a pool of objects has --shards and --compression",
+            "only a pool of objects has --shards, --grouped and --compression",
             "add --kind object for a pool of objects",
         )),
     }

@@ -159,7 +159,7 @@ fn only_pool(pools: &Value) -> Result<String, Failure> {
 
 fn named(name: &OsStr) -> Result<Name, Failure> {
     Name::new(name.as_bytes()).ok_or_else(|| {
-        failure("usage", format!("{name:?} is no name"), "a name or key has 1 to 1,024 bytes")
+        failure("usage", format!("{name:?} is no name"), "a name or key has 1 to 1,088 bytes")
     })
 }
 

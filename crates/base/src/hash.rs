@@ -35,6 +35,52 @@ pub const fn object_hash(name: &[u8]) -> u64 {
     hash
 }
 
+/// How the name of an object becomes its hash: frozen for each pool when it is created.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub enum NameHash {
+    /// All bytes of the name decide.
+    #[default]
+    Plain,
+    /// Names with the same group and locator lie in one shard, whatever else they have, and the locators of a
+    /// group lie evenly around the ring:
+    ///
+    /// ```text
+    ///   type (1) | group (8) | ... | locator (2: the low six bits of each byte)
+    /// ```
+    Grouped,
+}
+
+/// Size of the type and the group in front of a name, in bytes.
+const GROUP_END: usize = 9;
+/// Size of the locator behind a name, in bytes.
+const LOCATOR_SIZE: usize = 2;
+/// The number of bits of a locator.
+const LOCATOR_BITS: u32 = 12;
+
+impl NameHash {
+    /// Returns the hash by which shards, PGs and keys of blocks are chosen. Frozen: see the golden values in
+    /// the test.
+    pub const fn of(self, name: &[u8]) -> u32 {
+        let plain = (object_hash(name) >> 32) as u32;
+        match self {
+            NameHash::Plain => plain,
+            // Too short to have a group and a locator.
+            NameHash::Grouped if name.len() < GROUP_END + LOCATOR_SIZE => plain,
+            NameHash::Grouped => {
+                let (_, behind_type) = name.split_at(1);
+                let (group, _) = behind_type.split_at(GROUP_END - 1);
+                let upper = (name[name.len() - 2] & 0x3f) as u16;
+                let lower = (name[name.len() - 1] & 0x3f) as u16;
+                // Reversed, the first 2^n locators divide the ring evenly, for each n.
+                let turned = (upper << 6 | lower).reverse_bits() >> (u16::BITS - LOCATOR_BITS);
+                let place = ((object_hash(group) >> 48) as u16).wrapping_add(turned << 4);
+                // Names of one shard still differ in what is below it.
+                (place as u32) << 16 | plain & 0xffff
+            }
+        }
+    }
+}
+
 /// Returns the PG number of a hash. Requires: `pg_count` is a power of two up to [`PG_COUNT_MAX`].
 pub const fn pg_of_hash(hash: u32, pg_count: u32) -> u32 {
     assert!(pg_count.is_power_of_two());
@@ -88,6 +134,41 @@ mod tests {
         0xed0f_9663_aaf3_af91,
         0x59d1_0d33_008d_f1a3,
     ];
+
+    /// A name of this group.
+    fn grouped(group: u64, middle: &[u8], locator: u16) -> Vec<u8> {
+        let locator = [0x80 | (locator >> 6) as u8, 0x80 | (locator & 0x3f) as u8];
+        [&b"k"[..], &group.to_le_bytes(), middle, &locator].concat()
+    }
+
+    #[test]
+    fn hashes_of_grouped_names_are_frozen() {
+        let hash = |name: &[u8]| NameHash::Grouped.of(name);
+        let golden = [(1, 0), (1, 1), (1, 0xfff), (u64::MAX, 0x800)]
+            .map(|(group, locator)| hash(&grouped(group, b"photo\0", locator)));
+        assert_eq!(golden, [0x0623_a51b, 0x8623_6504, 0x0613_6a48, 0xed1f_fb88]);
+        // The upper two bits of a locator's bytes do not count for the shard.
+        let (one, other) = (hash(b"kGGGGGGGG\x41\x41"), hash(b"kGGGGGGGG\x81\xc1"));
+        assert_eq!(one >> 16, other >> 16);
+        assert_ne!(one, other);
+        assert_eq!(hash(b"kGGGGGGGGL"), NameHash::Plain.of(b"kGGGGGGGGL"));
+    }
+
+    #[test]
+    fn locators_divide_the_ring_evenly() {
+        for bits in 0..=12 {
+            let count = 1u32 << bits;
+            let shards: std::collections::BTreeSet<u32> = (0..count as u16)
+                .map(|locator| pg_of_hash(NameHash::Grouped.of(&grouped(7, b"", locator)), count))
+                .collect();
+            assert_eq!(shards.len() as u32, count);
+        }
+        // Whatever the type and the middle.
+        let place = |name: &[u8]| NameHash::Grouped.of(name) >> 16;
+        let names = [b"a".as_slice(), b"b", b"bcd"].map(|middle| grouped(7, middle, 5));
+        assert!(names.iter().all(|name| place(name) == place(&grouped(7, b"", 5))));
+        assert_eq!(place(&[&b"u"[..], &grouped(7, b"", 5)[1..]].concat()), place(&names[0]));
+    }
 
     #[test]
     fn objects_spread_evenly() {

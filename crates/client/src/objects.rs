@@ -10,7 +10,7 @@
 //!   1. What is read in several parts is of one version, or the read fails with [`ObjectError::Changed`].
 //!   2. The pages of a list have each name that was there throughout exactly once, in order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
 use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_VALUES_MAX};
 use objects::operation::OPERATION_DATA_MAX;
 use objects::{
-    LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, decode_answers, decode_pages,
-    decode_results, group_operations, merge_pages,
+    LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, Sharding, decode_answers,
+    decode_pages, decode_results, group_operations, merge_pages,
 };
 use volume::{Place, VolumeError};
 
@@ -57,7 +57,7 @@ const SCAN_FRAME_SIZE: usize = 10 * PAGE_COUNT_MAX;
 pub struct ObjectPool {
     hold: Arc<Hold>,
     pool: Arc<Pool>,
-    shard_count: u32,
+    sharding: Sharding,
     within: Option<Duration>,
 }
 
@@ -156,11 +156,12 @@ impl From<VolumeError> for ObjectError {
 
 impl ObjectPool {
     pub(crate) fn new(hold: Hold, pool: Pool) -> ObjectPool {
-        let PoolKind::Object { shards, .. } = pool.kind else {
+        let PoolKind::Object { shards, names, .. } = pool.kind else {
             unreachable!("the monitor opens only pools of objects")
         };
         let (hold, pool) = (Arc::new(hold), Arc::new(pool));
-        ObjectPool { hold, pool, shard_count: shards, within: None }
+        let sharding = Sharding { shard_count: shards, names };
+        ObjectPool { hold, pool, sharding, within: None }
     }
 
     /// Returns the same pool, each of whose requests has a time limit; a method that sends several gives it
@@ -177,7 +178,7 @@ impl ObjectPool {
 
     /// Returns the number of the PG that has an object. Only objects of one PG can be changed together.
     pub fn pg_of(&self, name: &Name) -> u32 {
-        pg_of_hash(name.hash(), self.pool.pg_count)
+        pg_of_hash(self.sharding.hash(name), self.pool.pg_count)
     }
 
     /// Carries out an operation: all of it, durably at all copies, or nothing.
@@ -199,7 +200,7 @@ impl ObjectPool {
                 other.name
             )));
         }
-        let wish = Wish::Mutate { hash: first.hash(), operation: operation.encode() };
+        let wish = Wish::Mutate { hash: self.sharding.hash(first), operation: operation.encode() };
         Ok(self.hold.begin(wish, self.within))
     }
 
@@ -219,7 +220,7 @@ impl ObjectPool {
         let look = Look { reads };
         look.check().map_err(|why| ObjectError::Invalid { why })?;
         let pgs: Vec<u32> =
-            look.shards(self.shard_count).into_iter().map(|it| self.pg_of_shard(it)).collect();
+            look.shards(self.sharding).into_iter().map(|it| self.pg_of_shard(it)).collect();
         if pgs.iter().any(|pg| *pg != pgs[0]) {
             let why = "the objects are in different PGs: read them one after the other".to_string();
             return Err(ObjectError::Invalid { why });
@@ -231,11 +232,11 @@ impl ObjectPool {
 
     /// Shards and PGs are both top bits of the hash.
     fn pg_of_shard(&self, shard: Shard) -> u32 {
-        u32::from(shard.get()) / (self.shard_count / self.pool.pg_count)
+        u32::from(shard.get()) / (self.sharding.shard_count / self.pool.pg_count)
     }
 
     fn shards_of_pg(&self, pg: u32) -> Vec<Shard> {
-        let count = self.shard_count / self.pool.pg_count;
+        let count = self.sharding.shard_count / self.pool.pg_count;
         let shards = pg * count..(pg + 1) * count;
         shards.map(|number| Shard::new(number as u16)).collect()
     }
@@ -460,7 +461,7 @@ impl ObjectPool {
             }
             is_sound
         });
-        let grouped = group_operations(sound, self.pool.pg_count);
+        let grouped = group_operations(sound, |name| self.pg_of(name));
         let asked: Vec<_> = grouped
             .into_iter()
             .map(|group| (self.begin(&group.request), group.request.objects))
@@ -576,6 +577,57 @@ impl ObjectPool {
         let each = Listing { count_max: PAGE_COUNT_MAX, size_max, ..listing.clone() };
         let pages = self.pages_of_all(NameQuery { listing: each, with_data }).await?;
         Ok(merge_pages(pages, usize::MAX, usize::MAX))
+    }
+
+    /// Returns a page of the names in these shards, in order, each at most once. Objects of which the first byte
+    /// of data has a bit of `skip` are passed like those that are gone, also by common prefixes.
+    ///
+    /// Errors: `Invalid`, `Damaged`, `Ended`.
+    pub async fn list_shards(
+        &self,
+        shards: impl IntoIterator<Item = Shard>,
+        listing: &Listing,
+        with_data: bool,
+        skip: u8,
+    ) -> Result<Page<Listed>, ObjectError> {
+        listing.check().map_err(|why| ObjectError::Invalid { why })?;
+        let mut by_pg: BTreeMap<u32, BTreeSet<Shard>> = BTreeMap::new();
+        let mut shards_count = 0;
+        for shard in shards {
+            shards_count +=
+                usize::from(by_pg.entry(self.pg_of_shard(shard)).or_default().insert(shard));
+        }
+        // Each has about its share, but all may have the same common prefixes.
+        let share = |most: usize, of_pg: usize, least: usize| match listing.delimiter.is_empty() {
+            true => {
+                let share = (most * of_pg).div_ceil(shards_count.max(1));
+                (share + share / 4 + least).min(most)
+            }
+            false => most,
+        };
+        let asked: Vec<_> = by_pg
+            .into_values()
+            .map(|shards| {
+                let count_max = share(listing.count_max, shards.len(), 8);
+                let size_max = share(listing.size_max, shards.len(), 4096);
+                let listing = Listing { count_max, size_max, ..listing.clone() };
+                let shards = shards.into_iter().collect();
+                self.begin_look(vec![Read::List { shards, listing, with_data, skip }])
+            })
+            .collect::<Result<_, _>>()?;
+        let mut pages = Vec::with_capacity(asked.len());
+        for slot in asked {
+            match answered(slot.await)?.pop() {
+                Some(ReadAnswer::List(page)) => pages.push(page),
+                _ => return Err(strange_answer()),
+            }
+        }
+        Ok(merge_pages(pages, listing.count_max, listing.size_max))
+    }
+
+    /// Returns the shard of an object.
+    pub fn shard_of(&self, name: &Name) -> Shard {
+        self.sharding.shard(name)
     }
 
     /// Asks all PGs for their pages: each OSD at once for those that it leads.

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::hash::NameHash;
 use base::planted::{self, Bug};
 use base::{
     BlockSize, ClusterId, ImageId, Incarnation, KIB, MapRevision, OsdId, PgId, PoolId, Scheme,
@@ -110,6 +111,8 @@ pub enum PoolKind {
         /// The number of shards, by the top bits of the objects' hashes: a power of two, at least `pg_count`
         /// and at most [`SHARD_COUNT_MAX`].
         shards: u32,
+        /// How the names of its objects become hashes.
+        names: NameHash,
         /// How each OSD compresses the pool's records.
         compression: Compression,
     },
@@ -175,6 +178,9 @@ struct PoolFields {
 enum Kind {
     Block,
     Object,
+    /// Objects with grouped names. Programs that do not know these refuse the pool: they would look for its
+    /// objects at other places.
+    Grouped,
 }
 
 impl TryFrom<PoolFields> for Pool {
@@ -186,11 +192,15 @@ impl TryFrom<PoolFields> for Pool {
             None | Some(Kind::Block) => {
                 (fields.scheme.ok_or_else(|| missing("scheme"))?, PoolKind::Block)
             }
-            Some(Kind::Object) => {
+            Some(kind @ (Kind::Object | Kind::Grouped)) => {
                 let scheme = fields.redundancy.ok_or_else(|| missing("redundancy"))?;
                 let shards = fields.shards.ok_or_else(|| missing("shards"))?;
                 let compression = fields.compression.ok_or_else(|| missing("compression"))?;
-                (scheme, PoolKind::Object { shards, compression })
+                let names = match kind {
+                    Kind::Grouped => NameHash::Grouped,
+                    Kind::Block | Kind::Object => NameHash::Plain,
+                };
+                (scheme, PoolKind::Object { shards, names, compression })
             }
         };
         let PoolFields { id, name, min_size, pg_count, failure_domain, block_size, .. } = fields;
@@ -216,8 +226,11 @@ impl From<Pool> for PoolFields {
         };
         match kind {
             PoolKind::Block => PoolFields { scheme: Some(scheme), ..fields },
-            PoolKind::Object { shards, compression } => PoolFields {
-                kind: Some(Kind::Object),
+            PoolKind::Object { shards, names, compression } => PoolFields {
+                kind: Some(match names {
+                    NameHash::Plain => Kind::Object,
+                    NameHash::Grouped => Kind::Grouped,
+                }),
                 redundancy: Some(scheme),
                 shards: Some(shards),
                 compression: Some(compression),
@@ -452,9 +465,17 @@ mod tests {
         assert_eq!((blocks.kind, blocks.has_objects()), (PoolKind::Block, false));
         assert_eq!(serde_json::to_string(&blocks).unwrap(), BLOCK_POOL);
         let objects = pool(OBJECT_POOL).unwrap();
-        let kind = PoolKind::Object { shards: 256, compression: Compression::Lz4High };
+        let kind = PoolKind::Object {
+            shards: 256,
+            names: NameHash::Plain,
+            compression: Compression::Lz4High,
+        };
         assert_eq!((objects.kind, objects.scheme), (kind, Scheme::Copies { count: 3 }));
         assert_eq!(serde_json::to_string(&objects).unwrap(), OBJECT_POOL);
+        let text = OBJECT_POOL.replace(r#""kind":"object""#, r#""kind":"grouped""#);
+        let grouped = pool(&text).unwrap();
+        assert!(matches!(grouped.kind, PoolKind::Object { names: NameHash::Grouped, .. }));
+        assert_eq!(serde_json::to_string(&grouped).unwrap(), text);
         let old = BLOCK_POOL.replace(r#""scheme":"ec 4+2""#, r#""replicas":3"#);
         assert_eq!(pool(&old).unwrap().scheme, Scheme::Copies { count: 3 });
     }

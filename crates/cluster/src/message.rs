@@ -758,6 +758,9 @@ pub struct ObjectOptions {
     pub shards: Option<u32>,
     /// How records are compressed; `None`: lz4.
     pub compression: Option<Compression>,
+    /// Whether its names are grouped: see [`base::hash::NameHash`].
+    #[serde(default)]
+    pub grouped: bool,
 }
 
 /// Operator commands that the monitor carries out.
@@ -1049,6 +1052,7 @@ mod tests {
             objects: Some(ObjectOptions {
                 shards: Some(64),
                 compression: Some(Compression::ZlibBest),
+                grouped: true,
             }),
         };
         round_trip(ToMonitor::Command { request: 2, command });

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use base::PoolId;
 use blockstore::{BlockKey, CheckReport, Severity, StoppedStore};
-use objects::{Head, HeadContent, Key, Kind, Name, Shard};
+use objects::{Head, HeadContent, Key, Kind, Name, NameHash, Shard};
 
 /// The bits of a stripe's number that are of the block, not of the data id.
 const BLOCK_BITS: u32 = 12;
@@ -92,7 +92,10 @@ impl Walk {
             Some(HeadContent::Tombstone) => {}
             Some(HeadContent::Inline(_)) => drop(self.names.insert(name)),
             Some(HeadContent::Blocks { id, .. }) => {
-                self.data.insert(data_of(&id.block_key(self.pool, &name, 0)));
+                // A store does not say how the names of its pools become hashes.
+                for names in [NameHash::Plain, NameHash::Grouped] {
+                    self.data.insert(data_of(&id.block_key(self.pool, name.hash(names), 0)));
+                }
                 self.names.insert(name);
             }
         }

@@ -267,7 +267,11 @@ fn twins() -> (Osd, Osd) {
 /// Returns two members of a pool of objects with the same records.
 fn twins_of_objects() -> (Osd, Osd) {
     let make = |number| {
-        let kind = PoolKind::Object { shards: 4, compression: Compression::None };
+        let kind = PoolKind::Object {
+            shards: 4,
+            names: base::hash::NameHash::Plain,
+            compression: Compression::None,
+        };
         let mut osd = Osd::of(Pool { kind, ..pool() }, number, &[1, 2]);
         osd.files.as_mut().unwrap().records = vec![(record(5), vec![9])];
         osd.put(1, 1, 0x11);

@@ -11,7 +11,7 @@ use std::ops::Index;
 use base::{BufferPool, OsdId, PgId, PoolId};
 use blockstore::PgFacts;
 use cluster::map::{Pool, PoolKind};
-use objects::PoolShape;
+use objects::{PoolShape, Sharding};
 use pg::{Action, Limits, Pg, Record, ScrubNote, Shape, SlowDisks};
 
 /// Index of a PG in the table.
@@ -187,8 +187,9 @@ impl Index<PgSlot> for PgTable {
 fn shape_of_objects(rules: &Pool) -> Option<PoolShape> {
     match rules.kind {
         PoolKind::Block => None,
-        PoolKind::Object { shards, .. } => {
-            Some(PoolShape { pool: rules.id, shard_count: shards, block_size: rules.block_size })
+        PoolKind::Object { shards, names, .. } => {
+            let sharding = Sharding { shard_count: shards, names };
+            Some(PoolShape { pool: rules.id, sharding, block_size: rules.block_size })
         }
     }
 }

@@ -10,8 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
-use base::hash::pg_of_hash;
-
 use crate::entry_size::{delete_size, head_size, put_size, range_size};
 use crate::keys::{Name, part_prefix_size};
 use crate::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, LOOK_SIZE_MAX, Look, READS_MAX, Read};
@@ -39,19 +37,20 @@ pub struct Grouped<T> {
 }
 
 /// Puts operations on one object each together. Requires: alone, [`Operation::check`] accepts each.
-/// `pg_count`: the number of PGs of the pool.
+/// `pg_of`: the PG of an object.
 pub fn group_operations(
     operations: impl IntoIterator<Item = ObjectSteps>,
-    pg_count: u32,
+    pg_of: impl Fn(&Name) -> u32,
 ) -> Vec<Grouped<Operation>> {
-    let mut groups: Groups<ObjectSteps, OperationSize> = Groups::new(pg_count);
+    let mut groups: Groups<ObjectSteps, OperationSize> = Groups::new();
     // What the last group of each PG has.
     let mut names: BTreeMap<u32, BTreeSet<Name>> = BTreeMap::new();
     for steps in operations {
         let (name, size) = (steps.name.clone(), OperationSize::of(&steps));
-        let names = names.entry(groups.pg_of(&name)).or_default();
+        let pg = pg_of(&name);
+        let names = names.entry(pg).or_default();
         let fits = |sum: OperationSize| sum.has_room_for(size) && !names.contains(&name);
-        if groups.add(&name, steps, size, fits) {
+        if groups.add(pg, steps, size, fits) {
             names.clear();
         }
         names.insert(name);
@@ -60,20 +59,22 @@ pub fn group_operations(
 }
 
 /// Puts reads together, none of which lists names. Requires: alone, [`Look::check`] accepts each.
-/// `pg_count`: the number of PGs of the pool.
-pub fn group_reads(reads: impl IntoIterator<Item = Read>, pg_count: u32) -> Vec<Grouped<Look>> {
-    let mut groups: Groups<Read, LookSize> = Groups::new(pg_count);
+/// `pg_of`: the PG of an object.
+pub fn group_reads(
+    reads: impl IntoIterator<Item = Read>,
+    pg_of: impl Fn(&Name) -> u32,
+) -> Vec<Grouped<Look>> {
+    let mut groups: Groups<Read, LookSize> = Groups::new();
     for read in reads {
-        let (name, size) =
-            (read.name().expect("the read is of an object").clone(), LookSize::of(&read));
-        groups.add(&name, read, size, |sum| sum.has_room_for(size));
+        let pg = pg_of(read.name().expect("the read is of an object"));
+        let size = LookSize::of(&read);
+        groups.add(pg, read, size, |sum| sum.has_room_for(size));
     }
     groups.finish(|reads| Look { reads })
 }
 
 /// Requests that are being put together.
 struct Groups<T, S> {
-    pg_count: u32,
     groups: Vec<(Grouped<Vec<T>>, S)>,
     /// The last group of each PG.
     last: BTreeMap<u32, usize>,
@@ -81,18 +82,14 @@ struct Groups<T, S> {
 }
 
 impl<T, S: AddAssign + Copy> Groups<T, S> {
-    fn new(pg_count: u32) -> Groups<T, S> {
-        Groups { pg_count, groups: Vec::new(), last: BTreeMap::new(), members_count: 0 }
-    }
-
-    fn pg_of(&self, name: &Name) -> u32 {
-        pg_of_hash(name.hash(), self.pg_count)
+    fn new() -> Groups<T, S> {
+        Groups { groups: Vec::new(), last: BTreeMap::new(), members_count: 0 }
     }
 
     /// Adds a member to the last group of its PG, or to a new one. Returns whether that is new. `fits`:
     /// whether it fits beside what takes so much.
-    fn add(&mut self, name: &Name, item: T, size: S, fits: impl Fn(S) -> bool) -> bool {
-        let (pg, member) = (self.pg_of(name), self.members_count);
+    fn add(&mut self, pg: u32, item: T, size: S, fits: impl Fn(S) -> bool) -> bool {
+        let member = self.members_count;
         self.members_count += 1;
         let last = self.last.get(&pg).map(|last| &mut self.groups[*last]);
         if let Some((group, sum)) = last.filter(|(_, sum)| fits(*sum)) {
@@ -227,6 +224,7 @@ impl AddAssign for LookSize {
 
 #[cfg(test)]
 mod tests {
+    use base::hash::{NameHash, pg_of_hash};
     use base::{BlockSize, PoolId};
     use proptest::prelude::*;
 
@@ -234,9 +232,14 @@ mod tests {
     use crate::look::Look;
     use crate::tests::any_steps;
     use crate::tests::reads::any_object_read;
-    use crate::{DataId, OperationRefusal, PoolShape, Run, Stop};
+    use crate::{DataId, OperationRefusal, PoolShape, Run, Sharding, Stop};
 
     const PG_COUNT: u32 = 4;
+    const SHARDING: Sharding = Sharding { shard_count: 16, names: NameHash::Plain };
+
+    fn pg_of(name: &Name) -> u32 {
+        pg_of_hash(SHARDING.hash(name), PG_COUNT)
+    }
 
     fn put(number: usize, size: usize) -> ObjectSteps {
         let name = Name::new(format!("object {number}").as_bytes()).unwrap();
@@ -258,7 +261,7 @@ mod tests {
             assert_eq!(members.len(), group.members.len());
             for (item, member) in members.iter().zip(&group.members) {
                 assert_eq!(item, &given[*member]);
-                assert_eq!(pg_of_hash(name_of(item).hash(), PG_COUNT), group.pg);
+                assert_eq!(pg_of(name_of(item)), group.pg);
                 let before = seen.insert(name_of(item), *member);
                 assert!(before.is_none_or(|before| before < *member), "in order");
                 count += 1;
@@ -270,14 +273,14 @@ mod tests {
     #[test]
     fn small_puts_share_requests_up_to_the_limits() {
         let puts: Vec<_> = (0..10_000).map(|number| put(number, 100)).collect();
-        let groups = group_operations(puts.clone(), PG_COUNT);
+        let groups = group_operations(puts.clone(), pg_of);
         verify(&groups, &puts, |it: &Operation| &it.objects, |it| &it.name);
         assert!(groups.len() <= 3 * PG_COUNT as usize, "{}", groups.len());
         let large: Vec<_> = (0..8).map(|number| put(number, 40_000)).collect();
-        assert_eq!(group_operations(large, PG_COUNT).len(), 8);
+        assert_eq!(group_operations(large, pg_of).len(), 8);
         let same = vec![put(1, 1), put(2, 2), put(1, 3)];
         assert_eq!(
-            group_operations(same, 1).iter().map(|it| &it.members[..]).collect::<Vec<_>>(),
+            group_operations(same, |_| 0).iter().map(|it| &it.members[..]).collect::<Vec<_>>(),
             [&[0, 1][..], &[2]]
         );
         let reads = puts.iter().take(1000).map(|it| Read::Data {
@@ -285,7 +288,7 @@ mod tests {
             offset: 0,
             length: BULK_DATA_MAX,
         });
-        let groups = group_reads(reads.collect::<Vec<_>>(), 1);
+        let groups = group_reads(reads.collect::<Vec<_>>(), |_| 0);
         assert_eq!(
             groups.iter().map(|it| it.members.len()).collect::<Vec<_>>(),
             [256, 256, 256, 232]
@@ -304,12 +307,12 @@ mod tests {
             let given: Vec<_> = given.into_iter().chain(puts).collect();
             let alone = |it: &ObjectSteps| Operation { objects: vec![it.clone()] };
             prop_assume!(given.iter().all(|it| alone(it).check().is_ok()));
-            let groups = group_operations(given.clone(), PG_COUNT);
+            let groups = group_operations(given.clone(), pg_of);
             verify(&groups, &given, |it: &Operation| &it.objects, |it| &it.name);
             for group in groups.iter().filter(|group| group.members.len() > 1) {
                 prop_assert_eq!(group.request.check(), Ok(()));
                 let shape =
-                    PoolShape { pool: PoolId::FIRST, shard_count: 16, block_size: BlockSize::MIN };
+                    PoolShape { pool: PoolId::FIRST, sharding: SHARDING, block_size: BlockSize::MIN };
                 let mut run = Run::new(shape);
                 for steps in &group.request.objects {
                     run.supply_head(steps.name.clone(), None);
@@ -328,7 +331,7 @@ mod tests {
         fn reads_that_go_together_fit_one_request(
             given in prop::collection::vec(any_object_read(), 1..100),
         ) {
-            let groups = group_reads(given.clone(), PG_COUNT);
+            let groups = group_reads(given.clone(), pg_of);
             verify(&groups, &given, |it: &Look| &it.reads, |it| it.name().unwrap());
             for group in groups {
                 prop_assert_eq!(group.request.check(), Ok(()));

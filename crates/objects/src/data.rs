@@ -23,7 +23,6 @@ use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
 
 use crate::entry_size;
 use crate::head::{DataId, HeadContent};
-use crate::keys::Name;
 use crate::operation::INLINE_SIZE_MAX;
 
 /// The content of units in the store, by id and number of the unit. `None`: zeros.
@@ -239,16 +238,16 @@ impl Data {
     }
 
     /// Returns the changes of blocks, each with the data of its units, in the order of their keys. `version`:
-    /// that of the object's last change.
+    /// that of the object's last change; `hash`: the object's.
     pub fn block_changes(
         &self,
-        (pool, name, version): (PoolId, &Name, Version),
+        (pool, hash, version): (PoolId, u32, Version),
         block_size: BlockSize,
     ) -> Vec<(BlockChange, Vec<u8>)> {
         let per_block = block_size.unit_count();
         let mut changes = Vec::new();
         let mut add = |id: DataId, block: u32, action, units, data: Vec<u8>| {
-            let key = id.block_key(pool, name, block);
+            let key = id.block_key(pool, hash, block);
             let checksums = data.chunks(UNIT_SIZE as usize).map(crc32c).collect();
             let location = LOCATION_NONE;
             changes.push((BlockChange { action, key, version, location, units, checksums }, data));

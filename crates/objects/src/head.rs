@@ -14,7 +14,6 @@ use format::disk::BlockKey;
 use format::disk::bytes::{Reader, Writer};
 use format::engine::Flags;
 
-use crate::keys::Name;
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
 
 /// Size of an encoded head, without data or data id, in bytes.
@@ -28,6 +27,12 @@ pub(crate) const FLAG_PARTIAL: u8 = 4;
 
 /// An encoded head with this flag is a tombstone.
 pub(crate) const TOMBSTONE: Flags = Flags { at: FLAGS_AT, mask: FLAG_TOMBSTONE };
+
+/// An encoded head with inline data whose first byte has one of these bits; one with data in blocks may look
+/// like it.
+pub(crate) fn first_byte_has(mask: u8) -> Flags {
+    Flags { at: HEAD_SIZE, mask }
+}
 
 /// Names the blocks that hold the data of one object, and of no other: 52 bits, of which the upper 32 are not
 /// all zero. An object that is put anew gets another one.
@@ -45,12 +50,12 @@ impl DataId {
         self.0
     }
 
-    /// Returns the key of a block. Requires: `block` is below 4,096.
-    pub fn block_key(self, pool: base::PoolId, name: &Name, block: u32) -> BlockKey {
+    /// Returns the key of a block of an object with this hash. Requires: `block` is below 4,096.
+    pub fn block_key(self, pool: base::PoolId, hash: u32, block: u32) -> BlockKey {
         assert!(block < 1 << 12);
         let image = ImageId::new((self.0 >> 20) as u32).expect("the upper bits are not all zero");
         let stripe = StripeIndex::new(((self.0 & 0xf_ffff) as u32) << 12 | block);
-        BlockKey { pool, hash: name.hash(), image, stripe }
+        BlockKey { pool, hash, image, stripe }
     }
 }
 
@@ -208,10 +213,10 @@ mod tests {
     fn ids_and_keys_of_blocks_have_their_ranges() {
         assert_eq!((DataId::new(1 << 52), DataId::new(0xf_ffff)), (None, None));
         let id = DataId::new((7 << 20) | 0xf_fffe).unwrap();
-        let name = Name::new(b"a").unwrap();
-        let key = id.block_key(base::PoolId::FIRST, &name, 4095);
+        let hash = 0x1234_5678;
+        let key = id.block_key(base::PoolId::FIRST, hash, 4095);
         assert_eq!((key.image.get(), key.stripe.get()), (7, 0xffff_efff));
-        assert_eq!(key.hash, name.hash());
+        assert_eq!(key.hash, hash);
     }
 
     proptest! {

@@ -19,13 +19,14 @@
 
 use std::fmt;
 
+use base::hash::NameHash;
 use base::{Epoch, Incarnation, SessionId, Version};
 use format::engine::KEY_SIZE_MAX;
 
 use crate::listing::behind;
 
 /// The longest name of an object, in bytes.
-pub const NAME_SIZE_MAX: usize = 1024;
+pub const NAME_SIZE_MAX: usize = 1088;
 /// The longest name of an attribute, in bytes.
 pub const ATTRIBUTE_SIZE_MAX: usize = 255;
 /// The longest key of a record, in bytes.
@@ -67,9 +68,9 @@ impl Name {
         &self.0
     }
 
-    /// Returns the hash by which shards, PGs and keys of blocks are chosen.
-    pub fn hash(&self) -> u32 {
-        (base::hash::object_hash(&self.0) >> 32) as u32
+    /// Returns the hash by which shards, PGs and keys of blocks are chosen, in a pool with such names.
+    pub fn hash(&self, names: NameHash) -> u32 {
+        names.of(&self.0)
     }
 }
 
@@ -104,6 +105,27 @@ impl Shard {
     /// Returns the number.
     pub const fn get(self) -> u16 {
         self.0
+    }
+}
+
+/// In which shards a pool's objects lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sharding {
+    /// The number of its shards: a power of two, at most 65,536.
+    pub shard_count: u32,
+    /// How its names become hashes.
+    pub names: NameHash,
+}
+
+impl Sharding {
+    /// Returns the hash of an object.
+    pub fn hash(self, name: &Name) -> u32 {
+        name.hash(self.names)
+    }
+
+    /// Returns the shard of an object.
+    pub fn shard(self, name: &Name) -> Shard {
+        Shard::of_hash(self.hash(name), self.shard_count)
     }
 }
 
@@ -548,7 +570,7 @@ mod tests {
         let zeros = name(&[0; NAME_SIZE_MAX]);
         let longest = key(Kind::Record { name: zeros, key: vec![0; RECORD_KEY_SIZE_MAX] });
         let bytes = longest.encode();
-        assert_eq!(bytes.len(), 4101);
+        assert_eq!(bytes.len(), 4229);
         assert_eq!(Key::decode(&bytes), Some(longest));
         assert_eq!(Key::decode(&[&bytes[..], &[0]].concat()), None);
         for wrong in [

@@ -45,11 +45,13 @@ pub mod repeat;
 mod tests;
 pub mod touched;
 
+/// How names become hashes.
+pub use base::hash::NameHash;
 pub use bulk::{Grouped, group_operations, group_reads};
 /// Bytes that share the memory of what was read or received.
 pub use bytes::Bytes;
 pub use head::{DataId, Head, HeadContent, Stat};
-pub use keys::{Key, Kind, LogKey, Name, Shard};
+pub use keys::{Key, Kind, LogKey, Name, Shard, Sharding};
 pub use listing::{Lister, Listing, Page, PageEntry, merge_pages};
 pub use long_data::{LongGet, LongPut};
 pub use look::{Listed, Look, NameQuery, Read, ReadAnswer};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use format::wire::LIST_PGS_MAX;
 
 use crate::head::Stat;
-use crate::keys::{ATTRIBUTE_SIZE_MAX, NAME_SIZE_MAX, Name, RECORD_KEY_SIZE_MAX, Shard};
+use crate::keys::{ATTRIBUTE_SIZE_MAX, NAME_SIZE_MAX, Name, RECORD_KEY_SIZE_MAX, Shard, Sharding};
 use crate::listing::{Listing, Page, PageValue};
 use crate::operation::{FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX};
 
@@ -90,6 +90,9 @@ pub enum Read {
         listing: Listing,
         /// Whether data up to [`INLINE_SIZE_MAX`] is wanted, too. It counts for the size of the page.
         with_data: bool,
+        /// Objects of which the first byte of data has one of these bits are passed like those that are gone,
+        /// also by common prefixes. Data longer than [`INLINE_SIZE_MAX`] does not count.
+        skip: u8,
     },
 }
 
@@ -207,7 +210,12 @@ impl NameQuery {
     pub fn look(&self, shards: impl IntoIterator<Item = Shard>) -> Look {
         let NameQuery { listing, with_data } = self.clone();
         Look {
-            reads: vec![Read::List { shards: shards.into_iter().collect(), listing, with_data }],
+            reads: vec![Read::List {
+                shards: shards.into_iter().collect(),
+                listing,
+                with_data,
+                skip: 0,
+            }],
         }
     }
 
@@ -264,13 +272,13 @@ impl Look {
         self.reads.iter().filter_map(Read::name).collect()
     }
 
-    /// Returns the shards that are read, in a pool with so many.
-    pub fn shards(&self, shard_count: u32) -> BTreeSet<Shard> {
+    /// Returns the shards that are read.
+    pub fn shards(&self, sharding: Sharding) -> BTreeSet<Shard> {
         let mut shards = BTreeSet::new();
         for read in &self.reads {
             match read {
                 Read::List { shards: listed, .. } => shards.extend(listed),
-                _ => shards.extend(read.name().map(|it| Shard::of_hash(it.hash(), shard_count))),
+                _ => shards.extend(read.name().map(|it| sharding.shard(it))),
             }
         }
         shards

@@ -7,6 +7,7 @@
 //!               | 3 values name*, size (4), count (2), each: field
 //!               | 4 attributes name*, listing | 5 records name*, listing
 //!               | 6 list 0 or 1 (with data), count (2), each: shard (2), then listing
+//!               | 7 list that skips: mask (1, not 0), then as 6
 //!   listing   prefix*, first key*, 0 or 1 and end*, delimiter*, count (2), size (4)
 //!   answers   count (2), for each:
 //!               1 stat 0, or 1 and stat | 2 data 0, or 1 and stat, bytes
@@ -148,7 +149,8 @@ fn put_read(to: &mut Writer, read: &Read) {
         Read::Values { .. } => 3,
         Read::Attributes { .. } => 4,
         Read::Records { .. } => 5,
-        Read::List { .. } => 6,
+        Read::List { skip: 0, .. } => 6,
+        Read::List { .. } => 7,
     });
     read.name().into_iter().for_each(|name| put_short(to, name.bytes()));
     match read {
@@ -165,7 +167,10 @@ fn put_read(to: &mut Writer, read: &Read) {
         Read::Attributes { listing, .. } | Read::Records { listing, .. } => {
             put_listing(to, listing);
         }
-        Read::List { shards, listing, with_data } => {
+        Read::List { shards, listing, with_data, skip } => {
+            if *skip > 0 {
+                to.u8(*skip);
+            }
             to.u8(u8::from(*with_data));
             to.u16(shards.len() as u16);
             shards.iter().for_each(|shard| to.u16(shard.get()));
@@ -185,11 +190,12 @@ fn take_read(from: &mut Reader<'_>) -> Option<Read> {
         }
         4 => Read::Attributes { name: take_name(from)?, listing: take_listing(from)? },
         5 => Read::Records { name: take_name(from)?, listing: take_listing(from)? },
-        6 => {
+        kind @ (6 | 7) => {
+            let skip = if kind == 7 { from.u8().filter(|skip| *skip > 0)? } else { 0 };
             let with_data = take_option(from, |_| Some(()))?.is_some();
             let take_shard = |from: &mut Reader<'_>| from.u16().map(Shard::new);
             let shards = take_list(from, LOOK_SHARDS_MAX, take_shard)?;
-            Read::List { shards, listing: take_listing(from)?, with_data }
+            Read::List { shards, listing: take_listing(from)?, with_data, skip }
         }
         _ => return None,
     })
@@ -357,20 +363,24 @@ mod tests {
             Read::Values { name: name(), fields, size_max: 7 },
             Read::Attributes { name: name(), listing: whole.clone() },
             Read::Records { name: name(), listing: part },
-            Read::List { shards, listing: whole, with_data: true },
+            Read::List { shards: shards.clone(), listing: whole.clone(), with_data: true, skip: 0 },
+            Read::List { shards, listing: whole, with_data: false, skip: 0x81 },
         ];
         let (look, bytes) = (Look { reads: reads.clone() }, Look { reads }.encode());
         assert_eq!(
             hex(&bytes),
-            "0600\
+            "0700\
              0101006e\
              0201006e050000000000000006000000\
              0301006e0700000002000101006102010072\
              0401006e0000000000000002000300000005\
              01006e0100700200706101020070620100\
-             2f020003000000060102000100030200000000000000020003000000"
+             2f020003000000060102000100030200000000000000020003000000\
+             07810002000100030200000000000000020003000000"
         );
         assert_eq!(Look::decode(&bytes), Ok(look));
+        let no_mask = [&[1, 0, 7, 0][..], &bytes[bytes.len() - 20..]].concat();
+        assert!(Look::decode(&no_mask).is_err());
         assert!(Look::decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(Look::decode(&[&bytes[..], &[0]].concat()).is_err());
         assert!(Look::decode(&[0, 0]).unwrap_err().contains("reads something"));

@@ -218,15 +218,19 @@ fn stat_of((version, object): &(Version, Model)) -> Stat {
     Stat { version, size, modified: MODIFIED, is_partial: object.is_partial }
 }
 
-/// Objects as a listing tells of them.
-pub fn listed(models: &Models, with_data: bool) -> BTreeMap<Vec<u8>, Listed> {
+/// Objects as a listing tells of them that skips those whose first byte has one of these bits.
+pub fn listed(models: &Models, with_data: bool, skip: u8) -> BTreeMap<Vec<u8>, Listed> {
+    let is_skipped = |data: &[u8]| {
+        data.len() as u64 <= INLINE_SIZE_MAX && data.first().is_some_and(|first| first & skip != 0)
+    };
+    let shown = models.iter().filter(|(_, found)| !is_skipped(&found.1.data));
     let of = |(name, found): (&Name, &(Version, Model))| {
         let data = &found.1.data;
         let is_told = with_data && data.len() as u64 <= INLINE_SIZE_MAX;
         let data = is_told.then(|| data.clone().into());
         (name.bytes().to_vec(), Listed { stat: stat_of(found), data })
     };
-    models.iter().map(of).collect()
+    shown.map(of).collect()
 }
 
 /// Whether a read has this answer where the objects are these.
@@ -253,8 +257,8 @@ pub fn is_answer(read: &Read, answer: &ReadAnswer, models: &Models) -> bool {
         (Read::Records { listing, .. }, ReadAnswer::Fields(page)) => {
             is_page(page, &shared(&object.records), listing)
         }
-        (Read::List { listing, with_data, .. }, ReadAnswer::List(page)) => {
-            is_page(page, &listed(models, *with_data), listing)
+        (Read::List { listing, with_data, skip, .. }, ReadAnswer::List(page)) => {
+            is_page(page, &listed(models, *with_data, *skip), listing)
         }
         _ => false,
     }

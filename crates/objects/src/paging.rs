@@ -51,8 +51,11 @@ pub(crate) struct Paging<V> {
     tells_all: bool,
     /// Makes the page's value of a record's value. The inner `None`: the key is passed over. The outer one:
     /// a record with this key cannot have this value.
-    decode: fn(&Bytes) -> Option<Option<V>>,
+    decode: Decode<V>,
 }
+
+/// See [`Paging::new`].
+pub(crate) type Decode<V> = Box<dyn Fn(&Bytes) -> Option<Option<V>> + Send>;
 
 /// Keys that begin with the same bytes, and are sorted by the rest.
 struct Range<V> {
@@ -72,8 +75,9 @@ impl<V: PageValue> Paging<V> {
         prefixes: impl IntoIterator<Item = Vec<u8>>,
         passed: Vec<Flags>,
         tells_all: bool,
-        decode: fn(&Bytes) -> Option<Option<V>>,
+        decode: impl Fn(&Bytes) -> Option<Option<V>> + Send + 'static,
     ) -> Paging<V> {
+        let decode = Box::new(decode);
         let lister = Lister::new(listing);
         let range = |prefix| Range { prefix, next: Some(Vec::new()), ahead: VecDeque::new() };
         let ranges = prefixes.into_iter().map(range).collect();

@@ -35,7 +35,7 @@ use format::engine::Change;
 use crate::data::{Data, DataSize, KnownUnits, Source, WantedUnits};
 use crate::entry_size::{delete_size, head_size, put_size, range_size, repeat_size};
 use crate::head::{DataId, Head, HeadContent};
-use crate::keys::{Key, Kind, Name, Shard, part_prefix_size};
+use crate::keys::{Key, Kind, Name, Sharding, part_prefix_size};
 use crate::operation::{
     Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
     OPERATION_RECORDS_MAX, OPERATION_VALUES_MAX, ObjectChange, ObjectSteps, Operation, RANGES_MAX,
@@ -124,8 +124,8 @@ pub struct Prepared {
 pub struct PoolShape {
     /// The pool.
     pub pool: PoolId,
-    /// The number of its shards.
-    pub shard_count: u32,
+    /// In which shards its objects lie.
+    pub sharding: Sharding,
     /// The size of its blocks.
     pub block_size: BlockSize,
 }
@@ -350,7 +350,7 @@ impl Object {
 
     /// Returns the object's changes of records, heads first. Requires: it was changed.
     fn record_changes(&self, shape: PoolShape, name: &Name, version: Version) -> Vec<Change> {
-        let shard = Shard::of_hash(name.hash(), shape.shard_count);
+        let shard = shape.sharding.shard(name);
         let content = match self.stamp {
             Some(_) => self.data.content(),
             None => HeadContent::Tombstone,
@@ -667,7 +667,7 @@ impl Run {
             let index = object.changed_by.expect("the run has only objects that it changes");
             let version = version_of(index);
             records.extend(object.record_changes(self.shape, name, version));
-            let of = (self.shape.pool, name, version);
+            let of = (self.shape.pool, self.shape.sharding.hash(name), version);
             blocks.extend(object.data.block_changes(of, self.shape.block_size));
         }
         Prepared { version: version_of(self.count - 1), records, blocks }

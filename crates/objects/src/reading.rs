@@ -21,8 +21,8 @@ use bytes::Bytes;
 use format::disk::BlockKey;
 use format::engine::{Answer, Query, Records};
 
-use crate::head::{Head, HeadContent, Stat, TOMBSTONE};
-use crate::keys::{Key, Kind, Name, Shard, attributes_prefix, heads_prefix, records_prefix};
+use crate::head::{Head, HeadContent, Stat, TOMBSTONE, first_byte_has};
+use crate::keys::{Key, Kind, Name, attributes_prefix, heads_prefix, records_prefix};
 use crate::listing::Listing;
 use crate::look::{Listed, Look, Read, ReadAnswer};
 use crate::operation::Field;
@@ -221,7 +221,7 @@ impl Reading {
 
 impl Part {
     fn new(read: &Read, shape: PoolShape) -> Part {
-        let shard = |name: &Name| Shard::of_hash(name.hash(), shape.shard_count);
+        let shard = |name: &Name| shape.sharding.shard(name);
         let head = |name: &Name, range| {
             Part::Head(HeadPart { name: name.clone(), range, stage: HeadStage::Head })
         };
@@ -246,15 +246,16 @@ impl Part {
                 fields(listing, attributes_prefix(shard(name), name))
             }
             Read::Records { name, listing } => fields(listing, records_prefix(shard(name), name)),
-            Read::List { shards, listing, with_data } => {
-                let decode = if *with_data { listed_with_data } else { listed };
+            Read::List { shards, listing, with_data, skip } => {
+                let (with_data, skip) = (*with_data, *skip);
+                let passed = [TOMBSTONE, first_byte_has(skip)];
                 let prefixes = shards.iter().map(|shard| heads_prefix(*shard));
                 Part::List(Paging::new(
                     listing.clone(),
                     prefixes,
-                    vec![TOMBSTONE],
-                    *with_data,
-                    decode,
+                    passed.into_iter().filter(|flags| flags.mask > 0).collect(),
+                    with_data,
+                    move |value| listed(value, with_data, skip),
                 ))
             }
         }
@@ -365,10 +366,11 @@ impl HeadPart {
                 let behind = end.next_multiple_of(UNIT_SIZE);
                 let size = shape.block_size.bytes();
                 let blocks = first / size..behind.div_ceil(size);
+                let hash = shape.sharding.hash(&self.name);
                 let range = |block: u64| {
                     let (from, to) = (first.max(block * size), behind.min((block + 1) * size));
                     BlockRange {
-                        key: id.block_key(shape.pool, &self.name, block as u32),
+                        key: id.block_key(shape.pool, hash, block as u32),
                         offset: (from - block * size) as u32,
                         length: (to - from) as u32,
                     }
@@ -429,22 +431,22 @@ fn field_key(shape: PoolShape, name: &Name, field: &Field) -> Vec<u8> {
 }
 
 fn key(shape: PoolShape, name: &Name, kind: Kind) -> Vec<u8> {
-    Key { shard: Shard::of_hash(name.hash(), shape.shard_count), kind }.encode()
+    Key { shard: shape.sharding.shard(name), kind }.encode()
 }
 
-/// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone. The outer one:
-/// the bytes are no head.
-fn listed(value: &Bytes) -> Option<Option<Listed>> {
-    Head::borrowed(value).map(|head| head.stat().map(|stat| Listed { stat, data: None }))
-}
-
-fn listed_with_data(value: &Bytes) -> Option<Option<Listed>> {
+/// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone or skipped. The
+/// outer one: the bytes are no head.
+fn listed(value: &Bytes, with_data: bool, skip: u8) -> Option<Option<Listed>> {
     let head = Head::borrowed(value)?;
-    let data = |content| match content {
-        HeadContent::Inline(data) => Some(value.slice_ref(data)),
+    let inline = match head.content {
+        HeadContent::Inline(data) => Some(data),
         HeadContent::Tombstone | HeadContent::Blocks { .. } => None,
     };
-    Some(head.stat().map(|stat| Listed { stat, data: data(head.content) }))
+    if inline.and_then(<[u8]>::first).is_some_and(|first| first & skip != 0) {
+        return Some(None);
+    }
+    let data = inline.filter(|_| with_data).map(|data| value.slice_ref(data));
+    Some(head.stat().map(|stat| Listed { stat, data }))
 }
 
 fn value_of(answer: Answer) -> Option<Vec<u8>> {

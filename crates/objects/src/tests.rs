@@ -14,8 +14,9 @@ use crate::*;
 
 pub(crate) mod reads;
 
+const SHARDING: Sharding = Sharding { shard_count: 16, names: NameHash::Plain };
 const SHAPE: PoolShape =
-    PoolShape { pool: PoolId::FIRST, shard_count: 16, block_size: BlockSize::MIN };
+    PoolShape { pool: PoolId::FIRST, sharding: SHARDING, block_size: BlockSize::MIN };
 
 /// What a member has: records, and units of blocks that are not zeros.
 #[derive(Default)]
@@ -88,14 +89,15 @@ impl Store {
 
     fn unit(&self, name: &Name, id: DataId, unit: u32) -> Option<Vec<u8>> {
         let per_block = SHAPE.block_size.unit_count();
-        let block = self.blocks.get(&id.block_key(SHAPE.pool, name, unit / per_block))?;
+        let block =
+            self.blocks.get(&id.block_key(SHAPE.pool, SHARDING.hash(name), unit / per_block))?;
         block.get(&(unit % per_block)).cloned()
     }
 
     /// Prepares an operation: reads what it wants, and tries again.
     fn prepare(&mut self, run: &mut Run, operation: &Operation) -> Result<Applied, Stop> {
         for ObjectSteps { name, .. } in &operation.objects {
-            let has_blocks = self.blocks.keys().any(|key| key.hash == name.hash());
+            let has_blocks = self.blocks.keys().any(|key| key.hash == SHARDING.hash(name));
             if operation.is_blind_put() && has_blocks {
                 run.supply_head(name.clone(), self.head(name));
             }
@@ -137,7 +139,7 @@ impl Store {
         for (bytes, value) in &self.records {
             let key = Key::decode(bytes).expect("a key");
             let Kind::Head { name } = key.kind else { continue };
-            assert_eq!(key.shard, Shard::of_hash(name.hash(), SHAPE.shard_count));
+            assert_eq!(key.shard, SHARDING.shard(&name));
             let head = Head::decode(value).expect("a head");
             let data = match head.content {
                 HeadContent::Tombstone => continue,
@@ -153,7 +155,9 @@ impl Store {
                     data.truncate(size as usize);
                     let bytes = SHAPE.block_size.bytes();
                     let blocks = 0..size.div_ceil(bytes) as u32;
-                    named.extend(blocks.map(|block| id.block_key(SHAPE.pool, &name, block)));
+                    named.extend(
+                        blocks.map(|block| id.block_key(SHAPE.pool, SHARDING.hash(&name), block)),
+                    );
                     data
                 }
             };
@@ -177,7 +181,7 @@ impl Store {
 }
 
 fn key_of(name: &Name, kind: Kind) -> Vec<u8> {
-    Key { shard: Shard::of_hash(name.hash(), SHAPE.shard_count), kind }.encode()
+    Key { shard: SHARDING.shard(name), kind }.encode()
 }
 
 fn name(bytes: &[u8]) -> Name {

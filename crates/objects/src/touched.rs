@@ -71,7 +71,7 @@ impl Touched {
             }
         }
         for change in blocks {
-            let shard = Shard::of_hash(change.key.hash, shape.shard_count);
+            let shard = Shard::of_hash(change.key.hash, shape.sharding.shard_count);
             let units = (change.action != BlockAction::Gone).then_some(change.units);
             shards.entry(shard).or_default().note_block(change.key, units);
         }
@@ -247,8 +247,9 @@ mod tests {
 
     #[test]
     fn a_run_names_all_that_it_changes_in_the_shard_where_it_is() {
-        use crate::{Field, ObjectChange, ObjectSteps, Operation, Run};
-        let shape = PoolShape { pool: PoolId::FIRST, shard_count: 16, block_size: SIZE };
+        use crate::{Field, NameHash, ObjectChange, ObjectSteps, Operation, Run, Sharding};
+        const SHARDING: Sharding = Sharding { shard_count: 16, names: NameHash::Plain };
+        let shape = PoolShape { pool: PoolId::FIRST, sharding: SHARDING, block_size: SIZE };
         let name = |text: &[u8]| Name::new(text).unwrap();
         let steps =
             |of: &[u8], changes| ObjectSteps { name: name(of), assertions: vec![], changes };
@@ -265,16 +266,16 @@ mod tests {
         }
         let prepared = run.finish(Version { epoch: Epoch::new(2), counter: 1 });
         let shards = Touched::of(&prepared, shape);
-        let of = |text: &[u8]| &shards[&Shard::of_hash(name(text).hash(), 16)];
+        let of = |text: &[u8]| &shards[&SHARDING.shard(&name(text))];
         let head = |text: &[u8]| {
-            let shard = Shard::of_hash(name(text).hash(), 16);
+            let shard = SHARDING.shard(&name(text));
             Key { shard, kind: Kind::Head { name: name(text) } }.encode()
         };
         assert_ne!(of(b"a"), of(b"b"));
         assert_eq!((of(b"a").keys[&head(b"a")], of(b"b").keys[&head(b"b")]), (false, true));
         let units: u32 = of(b"a").blocks.values().flatten().map(UnitSet::count).sum();
         assert_eq!((units, of(b"b").blocks.len(), of(b"b").ranges.len()), (10, 0, 2));
-        let shard = Shard::of_hash(name(b"b").hash(), 16);
+        let shard = SHARDING.shard(&name(b"b"));
         let gone = Key { shard, kind: Kind::Record { name: name(b"b"), key: b"k".to_vec() } };
         assert!(of(b"b").has_key(&gone.encode()) && !of(b"b").has_key(&head(b"bb")));
         let (start, end) = crate::keys::records_range(shard, &name(b"b"), b"x", Some(b"y"));

@@ -197,7 +197,7 @@ impl Pg {
 
     fn check_names<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Result<(), Refusal> {
         let (first, last) = self.shape.hashes();
-        match names.into_iter().find(|name| !(first..=last).contains(&name.hash())) {
+        match names.into_iter().find(|name| !(first..=last).contains(&self.hash_of(name))) {
             None => Ok(()),
             Some(name) => {
                 let why = format!("the object {name:?} does not belong to this PG");
@@ -209,7 +209,7 @@ impl Pg {
     /// Returns the shards of the PG.
     fn shards(&self) -> RangeInclusive<Shard> {
         let (first, last) = self.shape.hashes();
-        let shard_count = self.pool_shape().shard_count;
+        let shard_count = self.pool_shape().sharding.shard_count;
         Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count)
     }
 
@@ -229,6 +229,10 @@ impl Pg {
         let request =
             StoreRequest::Records { pg: self.shape.pg, queries, from_memory: false, caches: false };
         self.call(call, request, actions);
+    }
+
+    fn hash_of(&self, name: &Name) -> u32 {
+        self.pool_shape().sharding.hash(name)
     }
 
     fn pool_shape(&self) -> PoolShape {

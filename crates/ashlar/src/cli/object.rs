@@ -70,7 +70,7 @@ pub enum ObjectCommand {
     #[command(after_help = "Examples:\n  ashlar object put photos/1 photo.jpg\n  \
                       date | ashlar object put today - --if-absent")]
     Put {
-        /// Name of the object: 1 to 1,024 bytes
+        /// Name of the object: 1 to 1,088 bytes
         name: OsString,
         /// The file; `-` reads standard input
         file: PathBuf,
@@ -278,7 +278,7 @@ pub enum KvCommand {
     #[command(after_help = "Examples:\n  ashlar kv put colour blue\n  \
                       ashlar kv put colour red --if-version 4.17")]
     Put {
-        /// The key: 1 to 1,024 bytes
+        /// The key: 1 to 1,088 bytes
         key: OsString,
         #[command(flatten)]
         value: ValueArgs,

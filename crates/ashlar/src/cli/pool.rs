@@ -60,6 +60,10 @@ pub enum PoolCommand {
         /// groups; it limits how far those can be split [default: 4 for each placement group]
         #[arg(long)]
         shards: Option<u32>,
+        /// Of objects: the names of the pool's objects have a group and a locator, by which they are placed;
+        /// for the index of a gateway
+        #[arg(long)]
+        grouped: bool,
         /// Of objects: how each OSD compresses their records: none, snappy, lz4, lz4hc, zstd, zlib,
         /// zlib-best or bzip2 [default: lz4]
         #[arg(long, value_parser = parse_compression)]

@@ -212,7 +212,7 @@ fn parse(line: &[u8]) -> Result<(Name, Option<Vec<u8>>), String> {
     let field = |bytes: &[u8]| {
         escape::unescaped(bytes).ok_or_else(|| "a backslash begins nothing known".to_string())
     };
-    let key = Name::new(&field(key)?).ok_or("a key has 1 to 1,024 bytes")?;
+    let key = Name::new(&field(key)?).ok_or("a key has 1 to 1,088 bytes")?;
     let value = value.map(field).transpose()?;
     match value.as_ref().map_or(0, Vec::len) as u64 {
         ..=INLINE_SIZE_MAX => Ok((key, value)),

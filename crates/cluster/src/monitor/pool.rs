@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use base::hash::NameHash;
 use base::size::Size;
 use base::{BlockSize, Epoch, KIB, MapRevision, OsdId, PgId, PoolId, Scheme};
 use format::engine::Compression;
@@ -316,8 +317,9 @@ pub(super) fn check_pool(pool: &Pool) -> Result<(), String> {
 fn kind_of(objects: Option<ObjectOptions>, pg_count: u32) -> PoolKind {
     match objects {
         None => PoolKind::Block,
-        Some(ObjectOptions { shards, compression }) => PoolKind::Object {
+        Some(ObjectOptions { shards, compression, grouped }) => PoolKind::Object {
             shards: shards.unwrap_or(SHARDS_PER_PG * pg_count),
+            names: if grouped { NameHash::Grouped } else { NameHash::Plain },
             compression: compression.unwrap_or(COMPRESSION),
         },
     }
@@ -372,6 +374,9 @@ pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     let mut row = serde_json::to_value(pool).expect("a pool is plain text and numbers");
     let scheme = pool.scheme;
     row["kind"] = if pool.has_objects() { "object" } else { "block" }.into();
+    if let PoolKind::Object { names, .. } = pool.kind {
+        row["grouped"] = (names == NameHash::Grouped).into();
+    }
     row["scheme"] = scheme.to_string().into();
     row.as_object_mut().expect("a pool has fields").remove("redundancy");
     if scheme.is_whole_everywhere() {

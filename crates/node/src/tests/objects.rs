@@ -23,7 +23,11 @@ fn objects(epoch: u32) -> FromMonitor {
 
 fn of_objects(map: FromMonitor) -> FromMonitor {
     let FromMonitor::Map(mut delta) = map else { unreachable!() };
-    delta.pools[0].pool.kind = PoolKind::Object { shards: 4, compression: COMPRESSION };
+    delta.pools[0].pool.kind = PoolKind::Object {
+        shards: 4,
+        names: base::hash::NameHash::Plain,
+        compression: COMPRESSION,
+    };
     FromMonitor::Map(delta)
 }
 

@@ -51,7 +51,7 @@ impl Store {
 }
 
 fn all_shards() -> Vec<Shard> {
-    (0..SHAPE.shard_count as u16).map(Shard::new).collect()
+    (0..SHAPE.sharding.shard_count as u16).map(Shard::new).collect()
 }
 
 /// A store to which operations come while it is read.
@@ -206,10 +206,12 @@ pub(crate) fn any_object_read() -> impl Strategy<Value = Read> {
 }
 
 fn any_list() -> impl Strategy<Value = Read> {
-    (any_name_listing(), any::<bool>()).prop_map(|(listing, with_data)| Read::List {
+    let skip = prop_oneof![3 => Just(0), 1 => any::<u8>()];
+    (any_name_listing(), any::<bool>(), skip).prop_map(|(listing, with_data, skip)| Read::List {
         shards: all_shards(),
         listing,
         with_data,
+        skip,
     })
 }
 
@@ -366,8 +368,9 @@ proptest! {
         }
         prop_assert!(told.is_sorted_by(|one, next| one < next), "{:?}", told);
         bench.arrive();
+        let Read::List { skip, .. } = list else { unreachable!("a list") };
         let keys_of = |models: &Models| -> BTreeSet<Vec<u8>> {
-            let entries = all(&listed(models, false), &whole);
+            let entries = all(&listed(models, false, skip), &whole);
             let key = |entry| match entry {
                 PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key.to_vec(),
             };
@@ -397,6 +400,7 @@ fn looks_beyond_the_limits_are_refused_with_a_reason() {
         shards: shards.iter().copied().map(Shard::new).collect(),
         listing: page(1, 1),
         with_data: false,
+        skip: 0,
     };
     let data = |length| Read::Data { name: name(b"a"), offset: u64::MAX, length };
     let values = |key: &[u8], count: usize, size_max| Read::Values {
@@ -439,8 +443,8 @@ fn looks_beyond_the_limits_are_refused_with_a_reason() {
     assert_eq!(look(&largest).check(), Ok(()));
     assert_eq!(look(&[values(b"k", LOOK_FIELDS_MAX, 1 << 20)]).check(), Ok(()));
     assert_eq!(look(&vec![stat; 256]).check(), Ok(()));
-    let shards = look(&[list(&[1, 3]), data(1)]).shards(SHAPE.shard_count);
-    let of_name = Shard::of_hash(name(b"a").hash(), SHAPE.shard_count);
+    let shards = look(&[list(&[1, 3]), data(1)]).shards(SHAPE.sharding);
+    let of_name = SHAPE.sharding.shard(&name(b"a"));
     assert_eq!(shards, BTreeSet::from([Shard::new(1), Shard::new(3), of_name]));
 }
 
@@ -538,7 +542,7 @@ fn a_page_reads_what_it_shows_in_few_rounds() {
     };
     let records = Read::Records { name: name(b"z"), listing: page(b"", 1000) };
     assert_eq!(rounds(records), (1000, 1, 1001));
-    let list = |listing| Read::List { shards: all_shards(), listing, with_data: true };
+    let list = |listing| Read::List { shards: all_shards(), listing, with_data: true, skip: 0 };
     let (entries, rounds_count, keys) = rounds(list(page(b"", 1000)));
     assert!(entries == 1000 && rounds_count <= 3 && keys < 1700, "{rounds_count} {keys}");
     let (entries, rounds_count, keys) = rounds(list(page(b"/", 1000)));

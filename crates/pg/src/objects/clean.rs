@@ -310,7 +310,7 @@ impl Pg {
             }
             Stage::Heads(turn, mut cut) => {
                 let asked = std::mem::take(&mut cut.asked);
-                let shard_count = self.pool_shape().shard_count;
+                let sharding = self.pool_shape().sharding;
                 for (key, answer) in asked.into_iter().zip(answers) {
                     let Found::Value(value) = answer else {
                         unreachable!("keys have values as answers")
@@ -323,7 +323,7 @@ impl Pg {
                     if head.is_some_and(is_over) {
                         // A learner may have the object still.
                         let name = name_of(&key).expect("it was looked at");
-                        cut.deletions.extend(removal_of(&name, shard_count));
+                        cut.deletions.extend(removal_of(&name, sharding));
                     }
                 }
                 self.look_at_heads(turn, cut, actions);
@@ -371,7 +371,7 @@ impl Pg {
             Change::Delete { key } => Some(key),
             _ => None,
         });
-        let hashes = keys.filter_map(|key| name_of(key)).map(|name| name.hash()).collect();
+        let hashes = keys.filter_map(|key| name_of(key)).map(|name| self.hash_of(&name)).collect();
         let footprint = Footprint { hashes, ..Footprint::default() };
         let planned = Planned::Cleaning { records, log: cut.log_changes() };
         self.objects.cleaning.stage = Stage::Batch(cut.has_more.then_some(Work::Log(cut.shard)));

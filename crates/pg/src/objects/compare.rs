@@ -740,15 +740,16 @@ impl Pg {
 
     /// Returns the key under which the note lists damaged records of an object, or of a shard.
     fn place_of(&self, key: &[u8]) -> BlockKey {
-        let (shard, shard_count) = (Shard::of_key(key), self.pool_shape().shard_count);
-        let hash = object_of(key).map(|name| name.hash());
-        let hash = hash.filter(|hash| Shard::of_hash(*hash, shard_count) == shard);
+        let (shard, sharding) = (Shard::of_key(key), self.pool_shape().sharding);
+        let name = object_of(key).filter(|name| sharding.shard(name) == shard);
+        let hash = name.map(|name| sharding.hash(&name));
         let place = self.place_of_shard(shard);
         BlockKey { hash: hash.unwrap_or(place.hash), ..place }
     }
 
     fn place_of_shard(&self, shard: Shard) -> BlockKey {
-        let (hash, _) = hash_range_of_pg(shard.get().into(), self.pool_shape().shard_count);
+        let (hash, _) =
+            hash_range_of_pg(shard.get().into(), self.pool_shape().sharding.shard_count);
         let (image, stripe) = (RECORDS_IMAGE, StripeIndex::new(0));
         BlockKey { pool: self.shape.pg.pool, hash, image, stripe }
     }
@@ -789,7 +790,7 @@ impl Pg {
         }
         if at.is_whole {
             let (first, last) =
-                hash_range_of_pg(at.shard.get().into(), self.pool_shape().shard_count);
+                hash_range_of_pg(at.shard.get().into(), self.pool_shape().sharding.shard_count);
             // A light look that found nothing was of heads alone.
             let is_struck = |finding: &Finding| {
                 let is_late = |(_, fault): &(OsdId, Fault)| fault.kind == FaultKind::NotCompared;

@@ -355,7 +355,7 @@ impl Pg {
         while self.may_copy() && self.filler(learner).is_some_and(|filler| filler.is_filling()) {
             let fills_max = self.lead().fills_max;
             let copying = self.objects.fills.values().filter(|fill| fill.is_copying()).count();
-            let mark = self.mark();
+            let (mark, names) = (self.mark(), self.pool_shape().sharding.names);
             let (threshold, shape) = (self.threshold(learner), self.page_shape(learner));
             let is_progressing = self.filler(learner).is_some_and(|filler| filler.is_progressing());
             let Some(fill) = self.objects.fills.get_mut(&learner) else { return };
@@ -372,7 +372,7 @@ impl Pg {
             match fill.step(mark, threshold, &shape) {
                 Step::Wait => return,
                 Step::Lists => return self.ask_lists(learner, actions),
-                Step::Page(what) => fill.hand = Some(InHand::new(what)),
+                Step::Page(what) => fill.hand = Some(InHand::new(what, names)),
                 Step::NextShard if !self.next_shard(learner, actions) => return,
                 Step::NextShard => {}
                 Step::Bind => return self.bind_when_current(learner, actions),
@@ -405,14 +405,16 @@ impl Pg {
 
     /// Returns the last key that a block of the shard can have.
     fn end_of(&self, shard: Shard) -> BlockKey {
-        let (_, last) = hash_range_of_pg(shard.get().into(), self.pool_shape().shard_count);
+        let (_, last) =
+            hash_range_of_pg(shard.get().into(), self.pool_shape().sharding.shard_count);
         let (image, stripe) = (ImageId::LAST, StripeIndex::new(u32::MAX));
         BlockKey { pool: self.shape.pg.pool, hash: last, image, stripe }
     }
 
     fn page_shape(&self, learner: usize) -> PageShape {
         let shard = self.objects.fills.get(&learner).map_or(Shard::new(0), |fill| fill.shard);
-        let (hash, _) = hash_range_of_pg(shard.get().into(), self.pool_shape().shard_count);
+        let (hash, _) =
+            hash_range_of_pg(shard.get().into(), self.pool_shape().sharding.shard_count);
         let (image, stripe) = (ImageId::FIRST, StripeIndex::new(0));
         let first = BlockKey { pool: self.shape.pg.pool, hash, image, stripe };
         let block_count_max = (BLOCK_BYTES_MAX / self.shape.block_size.bytes()).min(64) as usize;

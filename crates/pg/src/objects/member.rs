@@ -159,7 +159,7 @@ impl Pg {
     fn incomplete_mark(&self, part: PagePart) -> Result<Option<Change>, String> {
         let key = |name: &[u8]| {
             let name = Name::new(name).ok_or("an object whose name is too long")?;
-            let shard = Shard::of_hash(name.hash(), self.pool_shape().shard_count);
+            let shard = self.pool_shape().sharding.shard(&name);
             match self.shards().contains(&shard) {
                 true => Ok(Key { shard, kind: Kind::Incomplete { name } }.encode()),
                 false => Err("an object that is not the PG's".to_owned()),

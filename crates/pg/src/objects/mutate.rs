@@ -197,7 +197,7 @@ impl Pg {
     ) {
         let Some(mutation) = self.objects.mutations.get(&number) else { return };
         let objects = &mutation.operation.objects;
-        let hash = objects[object].name.hash();
+        let hash = self.hash_of(&objects[object].name);
         let is_under = blocks.first().is_some_and(|block| block.key.hash == hash);
         if !is_under && object + 1 < objects.len() {
             return self.look_under_put(number, object + 1, actions);
@@ -259,7 +259,7 @@ impl Pg {
     /// Prepares the operations of a turn until all are, or one needs to know more.
     pub(super) fn prepare(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let (epoch, pool) = (self.epoch(), self.shape.pg.pool);
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let Objects { turns, mutations, queue, draw_count, steps_left, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         while let Some(number) = turn.left.front().copied() {
@@ -270,7 +270,7 @@ impl Pg {
                 turn.left.pop_front();
                 continue;
             };
-            let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+            let shard = sharding.shard(&operation.objects[0].name);
             let steps = operation.objects.len() + operation.steps_count();
             if steps > *steps_left && *steps_left < EVENT_STEPS_MAX {
                 return self.pause(id, shard, actions);
@@ -294,10 +294,10 @@ impl Pg {
                 turn.left.pop_front();
                 continue;
             }
-            let name = &operation.objects[0].name;
+            let hash = sharding.hash(&operation.objects[0].name);
             let mut draw = || {
                 let id = draw(epoch, draw_count);
-                turn.drawn.push(id.block_key(pool, name, 0));
+                turn.drawn.push(id.block_key(pool, hash, 0));
                 id
             };
             let result = match turn.run.apply(operation, *now, &mut draw) {
@@ -322,7 +322,7 @@ impl Pg {
 
     /// Refuses the operation that is being prepared: what it must read cannot be read.
     pub(super) fn refuse_front(&mut self, id: TurnId, refusal: Refusal) {
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let Objects { turns, mutations, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         let number = turn.left.pop_front().expect("an operation is being prepared");
@@ -330,7 +330,7 @@ impl Pg {
         let mutation = mutations.remove(&number);
         let result = Err(Refused::ByStore(refusal));
         turn.done.extend(mutation.map(|Mutation { ticket, sender, operation, .. }| {
-            let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+            let shard = sharding.shard(&operation.objects[0].name);
             Done { ticket, sender, number, shard, result }
         }));
     }
@@ -351,7 +351,7 @@ impl Pg {
             }
             let kept = done.iter().filter_map(Done::kept);
             let footprint = Footprint {
-                hashes: run.names().map(Name::hash).collect(),
+                hashes: run.names().map(|name| self.hash_of(name)).collect(),
                 repeats: kept.map(|(_, shard)| shard).collect(),
             };
             let planned = Planned::Run(run);
@@ -385,7 +385,7 @@ impl Pg {
 
     fn key_under(&self, name: &Name, image: ImageId, stripe: u32) -> BlockKey {
         let stripe = StripeIndex::new(stripe);
-        BlockKey { pool: self.shape.pg.pool, hash: name.hash(), image, stripe }
+        BlockKey { pool: self.shape.pg.pool, hash: self.hash_of(name), image, stripe }
     }
 
     /// Answers operations of a turn that has ended. `first`: the first of its versions, if it has any.

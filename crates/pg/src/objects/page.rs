@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 
 use ::objects::keys::{attributes_range, object_of, records_range, shared_range};
-use ::objects::{Head, Key, Kind, Name, Shard};
+use ::objects::{Head, Key, Kind, Name, NameHash, Shard, Sharding};
 use base::planted::{self, Bug};
 use base::{Checksum, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
@@ -48,9 +48,9 @@ impl Footprint {
     }
 
     /// Adds a key of the engine.
-    fn add_key(&mut self, key: &[u8]) {
+    fn add_key(&mut self, key: &[u8], names: NameHash) {
         match object_of(key) {
-            Some(name) => _ = self.hashes.insert(name.hash()),
+            Some(name) => _ = self.hashes.insert(name.hash(names)),
             None => _ = self.repeats.insert(Shard::of_key(key)),
         }
     }
@@ -98,24 +98,24 @@ pub enum Made {
 }
 
 impl What {
-    fn footprint(&self) -> Footprint {
+    fn footprint(&self, hash: NameHash) -> Footprint {
         let mut of = Footprint::default();
         match self {
             What::Nothing(_) => {}
-            What::Objects(names) => of.hashes.extend(names.iter().map(Name::hash)),
-            What::Part(long) => _ = of.hashes.insert(long.name.hash()),
+            What::Objects(names) => of.hashes.extend(names.iter().map(|name| name.hash(hash))),
+            What::Part(long) => _ = of.hashes.insert(long.name.hash(hash)),
             What::Blocks(keys) => of.hashes.extend(keys.iter().map(|key| key.hash)),
-            What::Keys(keys) => keys.iter().for_each(|key| of.add_key(key)),
-            What::Range(start, _) => of.add_key(start),
+            What::Keys(keys) => keys.iter().for_each(|key| of.add_key(key, hash)),
+            What::Range(start, _) => of.add_key(start, hash),
         }
         of
     }
 }
 
 impl InHand {
-    pub fn new(what: What) -> InHand {
+    pub fn new(what: What, names: NameHash) -> InHand {
         let count = if let What::Blocks(keys) = &what { keys.len() } else { 0 };
-        let footprint = what.footprint();
+        let footprint = what.footprint(names);
         InHand { what, footprint, is_reading: false, blocks: vec![None; count] }
     }
 
@@ -146,7 +146,7 @@ impl Pg {
         }
         hand.is_reading = true;
         let what = hand.what.clone();
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let queries = match &what {
             What::Nothing(shard) => {
                 let (start, end) = shared_range(*shard);
@@ -155,12 +155,12 @@ impl Pg {
             }
             What::Objects(names) => {
                 let size_max = size_max / names.len();
-                names.iter().flat_map(|name| of_object(name, shard_count, size_max)).collect()
+                names.iter().flat_map(|name| of_object(name, sharding, size_max)).collect()
             }
-            What::Part(long) => long.queries(shard_count, size_max),
+            What::Part(long) => long.queries(sharding, size_max),
             What::Keys(keys) => keys.iter().map(|key| Query::Get { key: key.clone() }).collect(),
             What::Range(start, end) => {
-                let head = object_of(start).map(|name| ranges_of(&name, shard_count).0);
+                let head = object_of(start).map(|name| ranges_of(&name, sharding).0);
                 let head = head.map(|key| Query::Get { key });
                 let range = scan((start.clone(), end.clone()), size_max);
                 head.into_iter().chain([range]).collect()
@@ -185,7 +185,7 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let size_max = self.shape.limits.page_size_max;
         if !self.objects.fills.contains_key(&learner) {
             return;
@@ -198,12 +198,10 @@ impl Pg {
             return self.cannot_fill(learner, "this OSD cannot read what it must copy", actions);
         };
         let made = match &hand.what {
-            What::Objects(names) => {
-                objects_page(names, answers, with_ranges, shard_count, size_max)
-            }
-            What::Part(long) => long.page(answers, with_ranges, shard_count, size_max),
-            What::Keys(keys) => keys_page(keys, answers, shard_count, size_max),
-            What::Range(start, end) => range_page((start, end), answers, shard_count, size_max),
+            What::Objects(names) => objects_page(names, answers, with_ranges, sharding, size_max),
+            What::Part(long) => long.page(answers, with_ranges, sharding, size_max),
+            What::Keys(keys) => keys_page(keys, answers, sharding, size_max),
+            What::Range(start, end) => range_page((start, end), answers, sharding, size_max),
             What::Nothing(_) | What::Blocks(_) => unreachable!("no records are read"),
         };
         match made {
@@ -268,16 +266,16 @@ impl Pg {
 type Range = (Vec<u8>, Vec<u8>);
 
 /// Returns the key of an object's head, and the ranges of its attributes and records.
-fn ranges_of(name: &Name, shard_count: u32) -> (Vec<u8>, Range, Range) {
-    let shard = Shard::of_hash(name.hash(), shard_count);
+fn ranges_of(name: &Name, sharding: Sharding) -> (Vec<u8>, Range, Range) {
+    let shard = sharding.shard(name);
     let head = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
     (head, attributes_range(shard, name), records_range(shard, name, &[], None))
 }
 
 /// Returns the changes that remove all of an object but its blocks, whatever a learner has of it: once its
 /// head is gone, nothing would tell of the rest.
-pub(super) fn removal_of(name: &Name, shard_count: u32) -> Vec<Change> {
-    let (key, attributes, records) = ranges_of(name, shard_count);
+pub(super) fn removal_of(name: &Name, sharding: Sharding) -> Vec<Change> {
+    let (key, attributes, records) = ranges_of(name, sharding);
     let ranges = [attributes, records].map(|(start, end)| Change::DeleteRange { start, end });
     [Change::Delete { key }].into_iter().chain(ranges).collect()
 }
@@ -286,8 +284,8 @@ fn scan((start, end): Range, size_max: usize) -> Query {
     Query::Scan { start, end: Some(end), count_max: RECORD_COUNT_MAX, size_max }
 }
 
-fn of_object(name: &Name, shard_count: u32, size_max: usize) -> [Query; 3] {
-    let (key, attributes, records) = ranges_of(name, shard_count);
+fn of_object(name: &Name, sharding: Sharding, size_max: usize) -> [Query; 3] {
+    let (key, attributes, records) = ranges_of(name, sharding);
     [Query::Get { key }, scan(attributes, size_max), scan(records, size_max)]
 }
 
@@ -326,13 +324,13 @@ fn objects_page(
     names: &[Name],
     answers: Vec<Found>,
     with_ranges: bool,
-    shard_count: u32,
+    sharding: Sharding,
     size_max: usize,
 ) -> Made {
     let mut answers = answers.into_iter();
     let (mut changes, mut size) = (Vec::new(), 0);
     for (at, name) in names.iter().enumerate() {
-        let (key, attributes, fields) = ranges_of(name, shard_count);
+        let (key, attributes, fields) = ranges_of(name, sharding);
         let mut of_this = vec![put_or_delete(key, value(answers.next()))];
         let mut is_cut = false;
         for (start, end) in [attributes, fields] {
@@ -359,14 +357,14 @@ fn objects_page(
 }
 
 /// Makes the page of some keys: of as many as fit, and of one at least.
-fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, shard_count: u32, size_max: usize) -> Made {
+fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, sharding: Sharding, size_max: usize) -> Made {
     let (mut changes, mut size): (Vec<Change>, usize) = (Vec::new(), 0);
     for (at, (key, answer)) in keys.iter().zip(answers).enumerate() {
         let of_this = match value(Some(answer)) {
             Some(value) => vec![Change::Put { key: key.clone(), value }],
             // Without its head, nothing would tell of what the learner has of an object.
             None => match name_of(key) {
-                Some(name) => removal_of(&name, shard_count),
+                Some(name) => removal_of(&name, sharding),
                 None => vec![Change::Delete { key: key.clone() }],
             },
         };
@@ -385,14 +383,14 @@ fn keys_page(keys: &[Vec<u8>], answers: Vec<Found>, shard_count: u32, size_max: 
 fn range_page(
     (start, end): (&[u8], &[u8]),
     answers: Vec<Found>,
-    shard_count: u32,
+    sharding: Sharding,
     size_max: usize,
 ) -> Made {
     let mut answers = answers.into_iter();
     let mut changes = match object_of(start) {
         Some(name) => match value(answers.next()) {
-            Some(value) => vec![Change::Put { key: ranges_of(&name, shard_count).0, value }],
-            None => removal_of(&name, shard_count),
+            Some(value) => vec![Change::Put { key: ranges_of(&name, sharding).0, value }],
+            None => removal_of(&name, sharding),
         },
         None => Vec::new(),
     };
@@ -429,8 +427,8 @@ fn fitting(
 }
 
 impl Long {
-    fn queries(&self, shard_count: u32, size_max: usize) -> Vec<Query> {
-        let (key, attributes, fields) = ranges_of(&self.name, shard_count);
+    fn queries(&self, sharding: Sharding, size_max: usize) -> Vec<Query> {
+        let (key, attributes, fields) = ranges_of(&self.name, sharding);
         match &self.from {
             None => vec![Query::Get { key }, scan(attributes, size_max)],
             Some(from) if *from < attributes.1 => {
@@ -446,10 +444,10 @@ impl Long {
         &self,
         answers: Vec<Found>,
         with_ranges: bool,
-        shard_count: u32,
+        sharding: Sharding,
         size_max: usize,
     ) -> Made {
-        let (key, attributes, fields) = ranges_of(&self.name, shard_count);
+        let (key, attributes, fields) = ranges_of(&self.name, sharding);
         let mut answers = answers.into_iter();
         let mut changes = Vec::new();
         let mut part = PagePart::Middle;

@@ -59,7 +59,7 @@ impl Pg {
         self.check_names(look.names())?;
         let shards = self.shards();
         let is_of_pg = |shard: &Shard| shards.contains(shard);
-        match look.shards(self.pool_shape().shard_count).iter().all(is_of_pg) {
+        match look.shards(self.pool_shape().sharding).iter().all(is_of_pg) {
             true => Ok(look),
             false => Err(Refusal::Invalid { why: "a shard does not belong to this PG".into() }),
         }

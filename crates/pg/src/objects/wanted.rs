@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ::objects::queue::TurnId;
-use ::objects::{DataId, Field, Head, Key, Kind, Name, Repeat, Run, Shard, Wants};
+use ::objects::{DataId, Field, Head, Key, Kind, Name, Repeat, Run, Shard, Sharding, Wants};
 use base::{SessionId, UNIT_SIZE};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::disk::UnitSet;
@@ -69,7 +69,7 @@ struct WantedBlock {
 }
 
 impl WantedKey {
-    fn encode(&self, shard_count: u32) -> Vec<u8> {
+    fn encode(&self, sharding: Sharding) -> Vec<u8> {
         let (name, kind) = match self {
             WantedKey::Repeat(_, key) => return key.clone(),
             WantedKey::Pause(shard) => {
@@ -88,7 +88,7 @@ impl WantedKey {
                 (name, kind)
             }
         };
-        Key { shard: Shard::of_hash(name.hash(), shard_count), kind }.encode()
+        Key { shard: sharding.shard(name), kind }.encode()
     }
 
     /// Hands the value over to the turn. Returns false if it is none that such a key can have.
@@ -140,7 +140,7 @@ impl Pg {
 
     /// Returns what the turn's operations want, in their order.
     fn portion(&mut self, id: TurnId) -> Vec<WantedKey> {
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let Objects { turns, mutations, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         let next = &mutations[turn.left.front().expect("an operation is next")];
@@ -160,7 +160,7 @@ impl Pg {
             match mutation.earlier {
                 Earlier::Executed(_) => continue,
                 Earlier::Unknown => {
-                    let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+                    let shard = sharding.shard(&operation.objects[0].name);
                     add(WantedKey::Repeat(*number, mutation.sender.key(shard)));
                 }
                 Earlier::NotExecuted => {}
@@ -189,14 +189,14 @@ impl Pg {
         let (pool, per_block) = (self.shape.pg.pool, self.shape.block_size.unit_count());
         let number = self.objects.turns[&id].left.front().expect("an operation is next");
         // Data in blocks belongs to the only object of an operation.
-        let name = &self.objects.mutations[number].operation.objects[0].name;
+        let hash = self.hash_of(&self.objects.mutations[number].operation.objects[0].name);
         let mut blocks: BTreeMap<(DataId, u32), UnitSet> = BTreeMap::new();
         for (id, unit) in units {
             let block = blocks.entry((id, unit / per_block)).or_insert(UnitSet::EMPTY);
             block.insert(unit % per_block);
         }
         let block = |((id, block), units): ((DataId, u32), UnitSet)| {
-            let key = id.block_key(pool, name, block);
+            let key = id.block_key(pool, hash, block);
             WantedBlock { key, id, first: block * per_block, units }
         };
         let blocks = blocks.into_iter().map(block).collect();
@@ -236,9 +236,9 @@ impl Pg {
         from_memory: bool,
         actions: &mut Vec<Action>,
     ) {
-        let shard_count = self.pool_shape().shard_count;
+        let sharding = self.pool_shape().sharding;
         let keys = self.wanted(turn).keys[from..].iter().take(REQUEST_KEYS_MAX);
-        let queries = keys.map(|key| Query::Get { key: key.encode(shard_count) }).collect();
+        let queries = keys.map(|key| Query::Get { key: key.encode(sharding) }).collect();
         let request =
             StoreRequest::Records { pg: self.shape.pg, queries, from_memory, caches: false };
         self.call(Call::WantedRecords { turn, from }, request, actions);

@@ -659,7 +659,7 @@ fn operations_of_the_other_kind_of_pool_and_of_other_pgs_are_refused() {
     is_invalid(world.ask(mutate(payload(b"none"))));
     let shard = Shard::new(9);
     let listing = Listing { count_max: 1, size_max: 1, ..Listing::default() };
-    let list = Read::List { shards: vec![shard], listing, with_data: false };
+    let list = Read::List { shards: vec![shard], listing, with_data: false, skip: 0 };
     is_invalid(world.ask(Op::Look { reads: payload(&Look { reads: vec![list] }.encode()) }));
     let mut world = World::of_half(1);
     // Of two names, one belongs to the other half of the pool.

@@ -133,7 +133,7 @@ impl ObjectHistory {
 
     /// Returns the PG of an object.
     pub fn pg_of(&self, name: &Name) -> u32 {
-        pg_of_hash(name.hash(), self.pg_count)
+        pg_of_hash(name.hash(objects::NameHash::Plain), self.pg_count)
     }
 
     /// Returns the shards of a PG.

@@ -268,7 +268,7 @@ impl Claim<'_> {
                 pairs.all(|(read, answer)| is_answer(read, answer, objects))
             }
             ClaimWhat::Listed { name, with_data, found } => {
-                let there = listed(&part(&mut std::iter::once(name)), *with_data);
+                let there = listed(&part(&mut std::iter::once(name)), *with_data, 0);
                 there.get(name.bytes()) == *found
             }
         }

@@ -92,7 +92,10 @@ impl ObjectPlan {
             pg_count: Some(self.pg_count),
             failure_domain: Some(self.failure_domain),
             block_size: Some(self.block_size),
-            objects: Some(ObjectOptions { shards: Some(self.shard_count), compression: None }),
+            objects: Some(ObjectOptions {
+                shards: Some(self.shard_count),
+                ..ObjectOptions::default()
+            }),
         }
     }
 }

@@ -208,7 +208,7 @@ impl World {
     ) -> Result<(), String> {
         let (id, from) = self.begin_request(client, "object change", &operation);
         let pool = self.objects.as_mut().expect("its users work");
-        let hash = operation.objects[0].name.hash();
+        let hash = operation.objects[0].name.hash(objects::NameHash::Plain);
         let (number, bytes) = pool.history.ask_change(session, operation, from);
         let operation = volume::Operation::Mutate { hash, operation: bytes };
         self.request_objects(client, handle, id, AskedOf::One(number), operation)
@@ -223,7 +223,7 @@ impl World {
     ) -> Result<(), String> {
         let (id, from) = self.begin_request(client, "object read", &look);
         let at = match look.names().first() {
-            Some(name) => Place::Hash(name.hash()),
+            Some(name) => Place::Hash(name.hash(objects::NameHash::Plain)),
             None => Place::Pg(pg),
         };
         let (reads, answers_size_max) = (look.encode(), look.answers_size_max() as u64);

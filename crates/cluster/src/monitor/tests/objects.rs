@@ -1,5 +1,6 @@
 //! Pools of objects: what they are made with, what cannot change, and what only pools of blocks have.
 
+use base::hash::NameHash;
 use base::{BlockSize, ConnectionId, Duration, GIB, ImageId, KIB, PgId, PoolId, Scheme, SessionId};
 use format::engine::Compression;
 use serde_json::{Value, json};
@@ -65,7 +66,8 @@ fn a_pool_of_objects_has_shards_a_compression_and_smaller_blocks() {
 #[test]
 fn its_record_survives_a_restart() {
     let mut rig = cluster();
-    let objects = ObjectOptions { shards: Some(8), compression: Some(Compression::Bzip2) };
+    let objects =
+        ObjectOptions { shards: Some(8), compression: Some(Compression::Bzip2), grouped: true };
     create(&mut rig, (COPIES, Some(8)), Some(16 * KIB), objects).unwrap();
     rig.restart();
     rig.tick();
@@ -74,14 +76,15 @@ fn its_record_survives_a_restart() {
     else {
         panic!("the pool is gone")
     };
-    let kind = PoolKind::Object { shards: 8, compression: Compression::Bzip2 };
+    let kind =
+        PoolKind::Object { shards: 8, names: NameHash::Grouped, compression: Compression::Bzip2 };
     assert_eq!((record.pool.kind, record.pool.block_size.bytes()), (kind, 16 * KIB));
     assert_eq!(record.rest, crate::records::Rest::new());
 }
 
 #[test]
 fn pools_of_objects_that_cannot_work_are_refused() {
-    let shards = |count| ObjectOptions { shards: Some(count), compression: None };
+    let shards = |count| ObjectOptions { shards: Some(count), ..ObjectOptions::default() };
     let none = ObjectOptions::default();
     let code = Scheme::ReedSolomon { data: 2, parity: 1 };
     let mut rig = cluster();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ::objects::keys::{is_log, is_own, object_of};
 use ::objects::model::{Model, Models};
-use ::objects::{Head, HeadContent, Key, Kind, Shard};
+use ::objects::{Head, HeadContent, Key, Kind, NameHash, Shard};
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Epoch, SessionId, Version};
 use blockstore::{Answer, Batch, BlockKey, Page, PgFacts, Request, StoreError};
@@ -461,7 +461,8 @@ impl Store {
                             let mut data = vec![0; size as usize];
                             for (at, piece) in data.chunks_mut(UNIT as usize).enumerate() {
                                 let (at, pool) = (at as u32, base::PoolId::FIRST);
-                                let key = id.block_key(pool, &name, at / UNITS);
+                                let key =
+                                    id.block_key(pool, name.hash(NameHash::Plain), at / UNITS);
                                 let block = self.blocks.get(&key);
                                 blocks_count +=
                                     usize::from(block.is_some() && at.is_multiple_of(UNITS));

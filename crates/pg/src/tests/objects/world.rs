@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ::objects::model::MODIFIED;
-use ::objects::{Look, Operation, PoolShape};
+use ::objects::{Look, NameHash, Operation, PoolShape, Sharding};
 use base::{BufferPool, Epoch, MapRevision, PoolId, Position, SessionId, SessionRange, Version};
 use format::wire::{Op, Outcome, PagePart, Payload, PeerBody, PgEntry, Refusal};
 
@@ -154,7 +154,8 @@ impl World {
     }
 
     fn of(seed: u64, members: usize, pg_count: u32) -> World {
-        let objects = PoolShape { pool: PoolId::FIRST, shard_count: 4, block_size: BLOCK_SIZE };
+        let sharding = Sharding { shard_count: 4, names: NameHash::Plain };
+        let objects = PoolShape { pool: PoolId::FIRST, sharding, block_size: BLOCK_SIZE };
         let shape = Shape { objects: Some(objects), pg_count, ..shape() };
         let member = |index| format::wire::Member {
             osd: osd_id(index),
