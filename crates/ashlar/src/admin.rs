@@ -144,12 +144,16 @@ const fn work_column(title: &'static str, key: &'static str) -> Column {
 pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result<(), Failure> {
     match command {
         VolumeCommand::Create { name, size, pool } => {
-            let create = Command::VolumeCreate { volume: name, size: size.0, pool };
+            let create = Command::VolumeCreate { gateway: false, volume: name, size: size.0, pool };
             print_object(format, &call(config, format, create)?, VOLUME_MADE)?;
         }
-        VolumeCommand::Ls => {
+        VolumeCommand::Ls { all } => {
             let empty = "no volumes; create one: ashlar volume create disk1 --size 10GiB";
-            print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty)?;
+            let mut rows = table(config, format, Table::Volume)?;
+            rows.as_array_mut().into_iter().for_each(|rows| {
+                rows.retain(|row| all || row["gateway"] != true);
+            });
+            print_rows(format, &rows, VOLUME, empty)?;
         }
         VolumeCommand::Info { name } => {
             let mut info = call(config, format, Command::VolumeInfo { volume: name })?;
@@ -171,7 +175,11 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
             print_done(format, &answer, &text)?;
         }
         VolumeCommand::Rm { name } => {
-            let answer = call(config, format, Command::VolumeRemove { volume: name.clone() })?;
+            let answer = call(
+                config,
+                format,
+                Command::VolumeRemove { gateway: false, volume: name.clone() },
+            )?;
             print_done(format, &answer, &format!("{name} is deleted; its space is being freed"))?;
         }
     }

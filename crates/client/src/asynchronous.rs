@@ -77,6 +77,25 @@ struct Door {
     last_request: AtomicU64,
 }
 
+/// A piece of a range that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadPiece {
+    /// Bytes of which at least a unit of 4 KiB is stored.
+    Data(Vec<u8>),
+    /// So many bytes of which nothing is stored: never written, or trimmed.
+    Hole(u64),
+}
+
+impl ReadPiece {
+    /// Takes the bytes out of the buffer, which belongs to the thread.
+    fn of(piece: Piece) -> ReadPiece {
+        match piece {
+            Piece::Data(bytes) => ReadPiece::Data(bytes.to_vec()),
+            Piece::Hole(length) => ReadPiece::Hole(length),
+        }
+    }
+}
+
 /// A request to the thread.
 enum Job {
     Open {
@@ -125,7 +144,7 @@ pub(crate) enum Wish {
 
 /// The answer to an operation, with data that can be sent between threads.
 pub(crate) enum Found {
-    Data(Vec<u8>),
+    Data(Vec<ReadPiece>),
     Done,
     Extents(Vec<Extent>),
     Mutated { version: Version, results: Vec<u8> },
@@ -236,8 +255,29 @@ impl Volume {
 
     /// Reads a range; bytes that were never written read as zeros.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
+        let mut pieces = self.read_pieces(offset, length).await?;
+        if let [ReadPiece::Data(data)] = &mut pieces[..] {
+            return Ok(std::mem::take(data));
+        }
+        let mut data = Vec::with_capacity(length as usize);
+        for piece in pieces {
+            match piece {
+                ReadPiece::Data(bytes) => data.extend_from_slice(&bytes),
+                ReadPiece::Hole(length) => data.resize(data.len() + length as usize, 0),
+            }
+        }
+        Ok(data)
+    }
+
+    /// Reads a range, and tells what is stored from what is not: each stripe of it is read at one moment, and
+    /// is a hole if none of its units in the range is stored. Neighbouring holes are one.
+    pub async fn read_pieces(
+        &self,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<ReadPiece>, VolumeError> {
         match self.request(Wish::Read { offset, length }).await? {
-            Found::Data(data) => Ok(data),
+            Found::Data(pieces) => Ok(pieces),
             _ => unreachable!("a read finds data"),
         }
     }
@@ -505,16 +545,7 @@ fn found(answer: Answer) -> Found {
         Answer::Mutated { version, results } => Found::Mutated { version, results },
         Answer::Looked(answers) => Found::Looked(answers),
         Answer::Listed { pages, refused } => Found::Listed { pages, refused },
-        Answer::Data(pieces) => {
-            let mut data = Vec::new();
-            for piece in pieces {
-                match piece {
-                    Piece::Data(bytes) => data.extend_from_slice(&bytes),
-                    Piece::Zeros(length) => data.resize(data.len() + length as usize, 0),
-                }
-            }
-            Found::Data(data)
-        }
+        Answer::Data(pieces) => Found::Data(pieces.into_iter().map(ReadPiece::of).collect()),
     }
 }
 

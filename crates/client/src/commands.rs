@@ -268,6 +268,7 @@ fn changes(command: &Command) -> bool {
         command,
         Command::PoolList
             | Command::VolumeList
+            | Command::SessionState { .. }
             | Command::VolumeInfo { .. }
             | Command::MonitorList
             | Command::OsdList
@@ -365,7 +366,8 @@ mod tests {
     fn queries_are_sent_again_but_changes_are_not() {
         let mut world = World::new();
         let query = world.ask(Command::VolumeList);
-        let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
+        let change =
+            world.ask(Command::VolumeRemove { gateway: false, volume: "disk".to_string() });
         world.effects.truncate(1);
         let connection = world.connect();
         assert_eq!(world.effects.len(), 2);
@@ -384,7 +386,8 @@ mod tests {
     #[test]
     fn a_change_without_a_leader_goes_to_another_monitor() {
         let mut world = World::new();
-        let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
+        let change =
+            world.ask(Command::VolumeRemove { gateway: false, volume: "disk".to_string() });
         world.effects.truncate(1);
         let connection = world.connect();
         world.effects.clear();
@@ -405,7 +408,8 @@ mod tests {
     fn requests_refused_without_a_state_store_are_retried_until_done() {
         let mut world = World::new();
         let list = world.ask(Command::MonitorList);
-        let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
+        let change =
+            world.ask(Command::VolumeRemove { gateway: false, volume: "disk".to_string() });
         let status = world.ask(Command::Status);
         world.effects.truncate(1);
         let mut connection = world.connect();

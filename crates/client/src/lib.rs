@@ -24,7 +24,7 @@ pub mod objects;
 mod shell;
 mod watch;
 
-pub use asynchronous::{Client, Volume};
+pub use asynchronous::{Client, ReadPiece, Volume};
 pub use block_on::{block_on, block_on_for};
 pub use call::{call, call_reporting, monitors};
 pub use commands::Commands;

@@ -345,6 +345,9 @@ pub struct ImageInfo {
     /// Older layers, newest first.
     #[serde(default)]
     pub parents: Vec<ImageId>,
+    /// Whether it holds data of a gateway's objects: only gateways remove it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gateway: bool,
 }
 
 impl ClusterMap {

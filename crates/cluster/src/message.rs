@@ -819,9 +819,17 @@ pub enum Command {
         size: u64,
         /// The volume's pool; `None`: the only pool.
         pool: Option<String>,
+        /// Whether it holds data of a gateway's objects.
+        #[serde(default)]
+        gateway: bool,
     },
-    /// List all volumes.
+    /// List all volumes but those of gateways.
     VolumeList,
+    /// Tell whether a session is over: no monitor has it any more, so nothing that it sent can take effect.
+    SessionState {
+        /// The session.
+        session: SessionId,
+    },
     /// Describe one volume.
     VolumeInfo {
         /// The volume's name.
@@ -840,6 +848,9 @@ pub enum Command {
     VolumeRemove {
         /// The volume's name.
         volume: String,
+        /// Whether a volume of a gateway may be removed, too.
+        #[serde(default)]
+        gateway: bool,
     },
     /// Fence the holder of a volume's lock, so that the lock is free.
     VolumeUnlock {

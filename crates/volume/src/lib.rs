@@ -298,10 +298,10 @@ pub enum Answer {
 /// A piece of the bytes that were read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// Bytes that were stored.
+    /// Bytes of which at least a unit is stored.
     Data(Buffer),
-    /// This many zero bytes.
-    Zeros(u64),
+    /// So many bytes of which no unit is stored: never written, or trimmed. They read as zeros.
+    Hole(u64),
 }
 
 /// A contiguous part of a volume.

@@ -404,7 +404,7 @@ impl<T> InOrder<T> {
 }
 
 fn append_piece(pieces: &mut Vec<Piece>, piece: Piece) {
-    if let (Some(Piece::Zeros(before)), Piece::Zeros(more)) = (pieces.last_mut(), &piece) {
+    if let (Some(Piece::Hole(before)), Piece::Hole(more)) = (pieces.last_mut(), &piece) {
         *before += more;
     } else {
         pieces.push(piece);
@@ -462,9 +462,9 @@ mod tests {
 
     #[test]
     fn neighbouring_zeros_and_extents_become_one() {
-        let mut pieces = vec![Piece::Zeros(3)];
-        append_piece(&mut pieces, Piece::Zeros(4));
-        assert_eq!(pieces, [Piece::Zeros(7)]);
+        let mut pieces = vec![Piece::Hole(3)];
+        append_piece(&mut pieces, Piece::Hole(4));
+        assert_eq!(pieces, [Piece::Hole(7)]);
         let hole = |length| Extent { length, allocated: false };
         let data = |length| Extent { length, allocated: true };
         let mut lists = vec![vec![data(1), hole(2)]];

@@ -27,7 +27,11 @@ pub enum VolumeCommand {
     },
     /// List volumes
     #[command(after_help = "Example:\n  ashlar volume ls --json")]
-    Ls,
+    Ls {
+        /// With the volumes that hold data of gateways
+        #[arg(long)]
+        all: bool,
+    },
     /// Show a volume: size, lock, clients, load
     #[command(after_help = "Example:\n  ashlar volume info disk1")]
     Info {

@@ -119,7 +119,7 @@ impl Replies {
         for piece in pieces {
             match piece {
                 Piece::Data(data) => buffers.push(data),
-                Piece::Zeros(mut length) => {
+                Piece::Hole(mut length) => {
                     while length > 0 {
                         let now = length.min(ZEROS_SIZE as u64);
                         buffers.push(self.zeros.slice(0..now as usize));
@@ -187,7 +187,7 @@ fn chunks_of(pieces: Vec<Piece>) -> Vec<Chunk> {
                 let length = data.len() as u64;
                 chunks.push(Chunk::Data { buffers: vec![data], length });
             }
-            (Piece::Zeros(length), _) => chunks.push(Chunk::Hole(length)),
+            (Piece::Hole(length), _) => chunks.push(Chunk::Hole(length)),
         }
     }
     chunks
@@ -196,7 +196,7 @@ fn chunks_of(pieces: Vec<Piece>) -> Vec<Chunk> {
 pub(crate) fn piece_length(piece: &Piece) -> u64 {
     match piece {
         Piece::Data(data) => data.len() as u64,
-        Piece::Zeros(length) => *length,
+        Piece::Hole(length) => *length,
     }
 }
 
@@ -217,7 +217,7 @@ mod tests {
     fn a_structured_read_has_a_chunk_for_each_run_and_hole() {
         let (replies, pool) = replies();
         let data = |bytes: &[u8]| Piece::Data(pool.copy_of(bytes));
-        let pieces = vec![data(b"ab"), data(b"c"), Piece::Zeros(5), data(b"d")];
+        let pieces = vec![data(b"ab"), data(b"c"), Piece::Hole(5), data(b"d")];
         let bytes = bytes_of(&replies.chunked_data(7, 100, pieces));
         let mut wanted = Vec::new();
         push_data_chunk(&mut wanted, 0, 7, 100, 3);
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn holes_become_zeros_where_holes_are_not_allowed() {
         let (replies, pool) = replies();
-        let pieces = || vec![Piece::Zeros(70_000), Piece::Data(pool.copy_of(b"x"))];
+        let pieces = || vec![Piece::Hole(70_000), Piece::Data(pool.copy_of(b"x"))];
         let bytes = bytes_of(&replies.simple_data(7, pieces()));
         assert_eq!(bytes.len(), 16 + 70_001);
         assert!(bytes[16..70_016].iter().all(|byte| *byte == 0));

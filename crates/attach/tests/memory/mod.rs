@@ -218,6 +218,7 @@ fn image_info(name: String, size: u64) -> ImageInfo {
         size,
         seed: ImageId::FIRST,
         parents: Vec::new(),
+        gateway: false,
     }
 }
 

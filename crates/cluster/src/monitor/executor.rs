@@ -89,13 +89,13 @@ impl Monitor {
     fn plan_command(&self, command: &Command) -> Plan {
         let planned = match command {
             Command::PoolCreate { .. } => self.plan_pool_create(command),
-            Command::VolumeCreate { volume, size, pool } => {
-                self.plan_volume_create(volume, *size, pool.as_deref())
+            Command::VolumeCreate { volume, size, pool, gateway } => {
+                self.plan_volume_create(volume, *size, pool.as_deref(), *gateway)
             }
             Command::VolumeResize { volume, size, shrink } => {
                 self.plan_volume_resize(volume, *size, *shrink)
             }
-            Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
+            Command::VolumeRemove { volume, gateway } => self.plan_volume_remove(volume, *gateway),
             Command::VolumeUnlock { volume, accepted } => {
                 self.plan_volume_unlock(volume, *accepted)
             }
@@ -120,6 +120,7 @@ impl Monitor {
             Command::PoolList
             | Command::MonitorList
             | Command::VolumeList
+            | Command::SessionState { .. }
             | Command::VolumeInfo { .. }
             | Command::OsdList
             | Command::Table { .. }

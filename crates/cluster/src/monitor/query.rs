@@ -88,6 +88,9 @@ impl Monitor {
             }
             Command::Table { table, after } => self.table(*table, *after),
             Command::VolumeList => Ok(self.volume_rows()),
+            Command::SessionState { session } => {
+                Ok(json!({ "over": self.committed.session(*session).is_none() }))
+            }
             Command::VolumeInfo { volume } => match committed.image_named(volume) {
                 Some(record) => {
                     let mut row = self.volume_row(&record.info);

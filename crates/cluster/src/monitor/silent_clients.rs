@@ -196,7 +196,7 @@ impl Monitor {
     /// Returns what no session may use when the command is carried out.
     fn used_to_free(&self, command: &Command) -> Option<Used> {
         match command {
-            Command::VolumeRemove { volume } => {
+            Command::VolumeRemove { volume, .. } => {
                 self.committed.image_named(volume).map(|image| Used::Image(image.info.id))
             }
             Command::VolumeResize { volume, size, shrink: true } => {

@@ -42,6 +42,15 @@ const FENCES_PER_TRANSACTION: usize = 100;
 /// Maximum number of recorded tasks at one time.
 const TASK_COUNT_MAX: usize = 256;
 
+/// Removing it, or cutting it, would take data of objects.
+fn of_gateway(name: &str) -> Failure {
+    failure(
+        "invalid",
+        format!("volume {name} holds data of a gateway's objects"),
+        "remove the objects: the gateway removes the volume when it is empty",
+    )
+}
+
 pub(super) fn no_volume(name: &str) -> Failure {
     let name = super::clipped(name.to_string());
     failure(
@@ -57,6 +66,7 @@ impl Monitor {
         name: &str,
         size: u64,
         pool: Option<&str>,
+        gateway: bool,
     ) -> Result<Plan, Failure> {
         let committed = &self.committed;
         check_name("volume", name)?;
@@ -80,6 +90,7 @@ impl Monitor {
             size,
             seed: id,
             parents: Vec::new(),
+            gateway,
         };
         let answer = self.volume_row(&info);
         let named = ImageNameRecord { name: name.to_string(), image: id, rest: Rest::new() };
@@ -112,9 +123,12 @@ impl Monitor {
         }
     }
 
-    pub(super) fn plan_volume_remove(&self, name: &str) -> Result<Plan, Failure> {
+    pub(super) fn plan_volume_remove(&self, name: &str, gateway: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         let image = committed.image_named(name).ok_or_else(|| no_volume(name))?;
+        if image.info.gateway && !gateway {
+            return Err(of_gateway(name));
+        }
         self.check_not_attached(image)?;
         if let Some(fencing) =
             self.fence_ended_sessions(Used::Image(image.info.id), image.info.pool)?
@@ -137,6 +151,9 @@ impl Monitor {
     ) -> Result<Plan, Failure> {
         let committed = &self.committed;
         let image = committed.image_named(name).ok_or_else(|| no_volume(name))?;
+        if image.info.gateway {
+            return Err(of_gateway(name));
+        }
         let pool = committed.pool(image.info.pool).expect("pools with images stay");
         check_size(size, pool)?;
         let answer = |task: Option<TaskId>| {
@@ -337,7 +354,8 @@ impl Monitor {
 
     /// Returns all volumes as shown by commands.
     pub(super) fn volume_rows(&self) -> Value {
-        self.volume_rows_after(0).map(|(_, row)| row).collect()
+        let shown = self.volume_rows_after(0).filter(|(_, row)| row["gateway"] != true);
+        shown.map(|(_, row)| row).collect()
     }
 
     /// Returns the volumes with ids above `after`, in the order of their ids.
@@ -360,6 +378,7 @@ impl Monitor {
         json!({
             "name": info.name,
             "id": info.id,
+            "gateway": info.gateway,
             "pool": pool.map(|pool| &pool.name),
             "size_bytes": info.size,
             "optimal_io_size": pool.map(Pool::optimal_io_bytes),

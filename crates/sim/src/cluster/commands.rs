@@ -227,12 +227,13 @@ impl World {
                 pool.plan.create()
             }
             Job::Create(volume) => Command::VolumeCreate {
+                gateway: false,
                 volume: self.volumes[*volume].name.clone(),
                 size: self.volumes[*volume].units * UNIT_SIZE,
                 pool: None,
             },
             Job::Remove(volume) => {
-                Command::VolumeRemove { volume: self.volumes[*volume].name.clone() }
+                Command::VolumeRemove { gateway: false, volume: self.volumes[*volume].name.clone() }
             }
             Job::Resize(volume, units) => {
                 if self.volumes[*volume].units == *units {

@@ -632,7 +632,7 @@ fn gathered(pieces: &[Piece], length: u64) -> Result<Vec<u8>, String> {
     for piece in pieces {
         match piece {
             Piece::Data(data) => bytes.extend_from_slice(data),
-            Piece::Zeros(count) => bytes.resize(bytes.len() + *count as usize, 0),
+            Piece::Hole(count) => bytes.resize(bytes.len() + *count as usize, 0),
         }
     }
     if bytes.len() as u64 == length {

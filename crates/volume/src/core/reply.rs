@@ -65,7 +65,7 @@ impl ClientCore {
                 };
                 let skip = (range.start - units.start) as usize;
                 let found = match found {
-                    None => Piece::Zeros(range.len() as u64),
+                    None => Piece::Hole(range.len() as u64),
                     Some(data) => Piece::Data(data.slice(skip..skip + range.len())),
                 };
                 self.end_part(now, key, Found::Piece(found), effects);

@@ -339,7 +339,7 @@ impl Run {
         for piece in pieces {
             match piece {
                 Piece::Data(data) => bytes.extend_from_slice(&data),
-                Piece::Zeros(count) => bytes.resize(bytes.len() + count as usize, 0),
+                Piece::Hole(count) => bytes.resize(bytes.len() + count as usize, 0),
             }
         }
         for ((place, byte), oldest) in reading.range.zip(bytes).zip(reading.oldest) {

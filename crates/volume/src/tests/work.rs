@@ -34,7 +34,7 @@ fn a_write_is_answered_when_all_its_parts_are() {
 fn unwritten_ranges_are_one_piece_of_zeros() {
     let mut world = World::attached();
     let id = world.read(100, 5 * BLOCK);
-    assert_eq!(world.finish(id), Ok(Answer::Data(vec![Piece::Zeros(5 * BLOCK)])));
+    assert_eq!(world.finish(id), Ok(Answer::Data(vec![Piece::Hole(5 * BLOCK)])));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn parts_answered_in_any_order_make_the_same_answer() {
     let Ok(Answer::Data(pieces)) = world.finish(id) else { panic!("no data") };
     let firsts = pieces.iter().map(|piece| match piece {
         Piece::Data(data) => data[0],
-        Piece::Zeros(_) => 0,
+        Piece::Hole(_) => 0,
     });
     assert_eq!(firsts.collect::<Vec<_>>(), [1, 2, 3]);
 }

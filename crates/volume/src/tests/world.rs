@@ -139,6 +139,7 @@ pub(super) fn image() -> ImageInfo {
         size: SIZE,
         seed: ImageId::FIRST,
         parents: Vec::new(),
+        gateway: false,
     }
 }
 
@@ -456,7 +457,7 @@ impl World {
         for piece in pieces {
             match piece {
                 Piece::Data(data) => bytes.extend_from_slice(&data),
-                Piece::Zeros(length) => bytes.resize(bytes.len() + length as usize, 0),
+                Piece::Hole(length) => bytes.resize(bytes.len() + length as usize, 0),
             }
         }
         assert_eq!(bytes.len() as u64, length);

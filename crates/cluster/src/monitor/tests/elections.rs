@@ -1038,7 +1038,8 @@ fn monitors_with_volume(count: usize) -> Monitors {
     let report = OsdReport { size_bytes: 10 << 30, used_bytes: 1 << 20, ..OsdReport::default() };
     monitors.say(osd, &ToMonitor::OsdReport(report));
     monitors.ask(0, pool_create()).unwrap().unwrap();
-    let create = Command::VolumeCreate { volume: "v".into(), size: 1 << 30, pool: None };
+    let create =
+        Command::VolumeCreate { gateway: false, volume: "v".into(), size: 1 << 30, pool: None };
     monitors.ask(0, create).unwrap().unwrap();
     monitors
 }

@@ -264,7 +264,8 @@ fn a_monitor_that_lost_leadership_ends() {
     usurper.tick();
     rig.store = usurper.store;
     let client = rig.client();
-    let create = Command::VolumeCreate { volume: "v".into(), size: GIB, pool: None };
+    let create =
+        Command::VolumeCreate { gateway: false, volume: "v".into(), size: GIB, pool: None };
     assert_eq!(rig.command_over(client, create), None);
     assert!(matches!(rig.stopped, Some(StopReason::LostLeadership(_))));
     assert!(!rig.store.entries().any(|entry| entry.key.starts_with("image/")));

@@ -10,6 +10,7 @@ use crate::map::{ClusterMap, FailureDomain};
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::Event;
 use crate::settings::Setting;
+use crate::stats::Table;
 
 fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
     result.unwrap_err().code
@@ -294,12 +295,41 @@ fn volumes_are_made_listed_and_grown() {
     rig.make_pool("q", 8).unwrap();
     assert_eq!(code(rig.make_volume("w", GIB)), "invalid");
     let create = |pool: &str| Command::VolumeCreate {
+        gateway: false,
         volume: "w".into(),
         size: GIB,
         pool: Some(pool.into()),
     };
     assert_eq!(code(rig.command(create("x"))), "not_found");
     assert_eq!(rig.command(create("q")).unwrap()["id"], 2);
+}
+
+#[test]
+fn a_gateways_volume_is_shown_and_removed_for_gateways_only() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let create = Command::VolumeCreate { gateway: true, volume: "c".into(), size: GIB, pool: None };
+    assert_eq!(rig.command(create).unwrap()["gateway"], true);
+    let rows = rig.command(Command::VolumeList).unwrap();
+    assert_eq!((rows.as_array().unwrap().len(), &rows[0]["name"]), (1, &json!("v")));
+    assert_eq!(rig.rows(Table::Volume)[1]["gateway"], true);
+    let shrink = Command::VolumeResize { volume: "c".into(), size: 4096, shrink: true };
+    assert_eq!(code(rig.command(shrink)), "invalid");
+    assert_eq!(code(rig.remove_volume("c")), "invalid");
+    let remove = Command::VolumeRemove { gateway: true, volume: "c".into() };
+    assert!(rig.command(remove).is_ok());
+}
+
+#[test]
+fn a_session_is_over_when_the_monitor_has_it_no_more() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+    let state = Command::SessionState { session };
+    assert_eq!(rig.command(state.clone()).unwrap(), json!({ "over": false }));
+    rig.say(client, &ToMonitor::CloseSession { session, unanswered: false });
+    assert_eq!(rig.command(state).unwrap(), json!({ "over": true }));
 }
 
 #[test]

@@ -142,6 +142,7 @@ fn what_a_pool_of_objects_was_made_with_cannot_change() {
 fn volumes_are_made_in_pools_of_blocks_only() {
     let mut rig = with_objects();
     let volume = |pool: Option<&str>| Command::VolumeCreate {
+        gateway: false,
         volume: "v".into(),
         size: GIB,
         pool: pool.map(str::to_owned),

@@ -92,8 +92,12 @@ fn what_was_done_since_the_backup_comes_back() {
     rig.command(grow).unwrap();
     rig.add_osd(4);
     rig.make_pool("later", 8).unwrap();
-    let create =
-        Command::VolumeCreate { volume: "there".into(), size: GIB, pool: Some("later".into()) };
+    let create = Command::VolumeCreate {
+        gateway: false,
+        volume: "there".into(),
+        size: GIB,
+        pool: Some("later".into()),
+    };
     rig.command(create).unwrap();
     let set = Command::ConfigSet { setting: "osd_grace_ms".into(), value: Some("500".into()) };
     rig.command(set).unwrap();
@@ -138,7 +142,12 @@ fn what_was_done_since_the_backup_comes_back() {
             assert_eq!(osd.map.pg(entry.pg).unwrap().epoch, entry.epoch, "they have taken it");
         }
     }
-    let create = Command::VolumeCreate { volume: "next".into(), size: GIB, pool: Some("p".into()) };
+    let create = Command::VolumeCreate {
+        gateway: false,
+        volume: "next".into(),
+        size: GIB,
+        pool: Some("p".into()),
+    };
     let made = rig.command(create).unwrap();
     let highest = images.iter().map(|image| image.info.id.get()).max().unwrap();
     assert!(made["id"].as_u64().unwrap() > u64::from(highest) + 1);
@@ -372,7 +381,8 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
     let asks = |rig: &mut Rig| {
         let client = rig.client();
         let asked = rig.ask_lock(client, "v", false);
-        let create = Command::VolumeCreate { volume: "w".into(), size: GIB, pool: None };
+        let create =
+            Command::VolumeCreate { gateway: false, volume: "w".into(), size: GIB, pool: None };
         let operator = rig.client();
         assert_eq!(rig.command_over(operator, create), None);
         assert!(rig.lock_answer(client, asked).is_none());
@@ -429,7 +439,8 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
     rig.restart();
     rig.tick();
     let operator = rig.client();
-    let create = Command::VolumeCreate { volume: "w".into(), size: GIB, pool: None };
+    let create =
+        Command::VolumeCreate { gateway: false, volume: "w".into(), size: GIB, pool: None };
     assert!(rig.command_over(operator, create).is_some());
 }
 

@@ -812,11 +812,16 @@ impl Rig {
     }
 
     pub fn make_volume(&mut self, volume: &str, size: u64) -> Result<Value, Failure> {
-        self.command(Command::VolumeCreate { volume: volume.into(), size, pool: None })
+        self.command(Command::VolumeCreate {
+            gateway: false,
+            volume: volume.into(),
+            size,
+            pool: None,
+        })
     }
 
     pub fn remove_volume(&mut self, volume: &str) -> Result<Value, Failure> {
-        self.command(Command::VolumeRemove { volume: volume.into() })
+        self.command(Command::VolumeRemove { gateway: false, volume: volume.into() })
     }
 
     pub fn tasks(&mut self) -> Vec<Value> {

@@ -170,7 +170,7 @@ fn a_silent_client_beside_a_holder_that_answers_is_in_nobodys_way() {
     }
     let other = rig.new_client();
     assert!(!rig.attach(other).unwrap().unwrap().1, "the holder has the lock");
-    let removed = rig.command(Command::VolumeRemove { volume: "v".into() });
+    let removed = rig.command(Command::VolumeRemove { gateway: false, volume: "v".into() });
     assert_eq!(removed.unwrap_err().code, "busy");
     assert!(!rig.has_fenced(session) && rig.open.contains(&silent));
 }
