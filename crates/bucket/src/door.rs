@@ -1,0 +1,122 @@
+//! What the logic of buckets asks of the world. The gateway implements it with the client library; the simulator
+//! implements it with a cluster of its own, and may let any time pass between two calls.
+//!
+//! Invariants
+//!   1. An operation that was sent happens at most once, also if its outcome is unknown: it is never sent again.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use base::Version;
+use objects::{Operation, Read, ReadAnswer, StepResult};
+
+use crate::names::Shards;
+
+/// The index pool, the clock and random numbers.
+///
+/// All objects of an operation, and all reads of a look, are in one placement group: names with the same group
+/// and locator always are.
+pub trait Door: Send + Sync + 'static {
+    /// Reads objects, all at one moment.
+    fn look(
+        &self,
+        reads: Vec<Read>,
+    ) -> impl Future<Output = Result<Vec<ReadAnswer>, DoorError>> + Send;
+
+    /// Carries out an operation: all of it, durably, or nothing.
+    fn execute(
+        &self,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Executed, DoorError>> + Send;
+
+    /// Returns a page of names in the order of their bytes, of all shards that `query` names, merged.
+    fn list(
+        &self,
+        query: ListQuery,
+    ) -> impl Future<Output = Result<objects::Page<objects::Listed>, DoorError>> + Send;
+
+    /// Returns the wall clock: microseconds since 1970. It may be wrong, and nothing depends on it for safety.
+    fn wall_us(&self) -> u64;
+
+    /// Returns a clock that only runs forward, also while the machine sleeps: microseconds since some moment.
+    fn running_us(&self) -> u64;
+
+    /// Returns 64 random bits that nobody can foresee.
+    fn random(&self) -> u64;
+
+    /// Ends after this time.
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Runs a future to its end, whatever becomes of the caller.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
+}
+
+/// Which names are listed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListQuery {
+    /// Of which groups and locators.
+    pub shards: Shards,
+    /// Which names, and how many.
+    pub listing: objects::Listing,
+    /// Names whose first byte of data has one of these bits are passed, below common prefixes too.
+    pub skip: u8,
+    /// Whether the data is wanted.
+    pub with_data: bool,
+}
+
+/// What an operation did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Executed {
+    /// Its version. `ZERO`: it changed nothing.
+    pub version: Version,
+    /// The results of the changes that have one, in order.
+    pub results: Vec<StepResult>,
+}
+
+/// Why a request to the cluster failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DoorError {
+    /// An assertion is not true. Nothing changed.
+    Asserted {
+        /// Which of the operation's objects.
+        object: usize,
+        /// Which of the object's assertions.
+        step: usize,
+        /// The object's version. `None`: it does not exist.
+        version: Option<Version>,
+    },
+    /// It breaks a limit of the pool. Nothing changed.
+    Invalid {
+        /// Which one.
+        why: String,
+    },
+    /// No space is left. Nothing changed.
+    Full,
+    /// Stored data is damaged, and no good copy is left.
+    Damaged,
+    /// Not answered in time. Nothing has happened, and nothing will.
+    Unavailable {
+        /// What was waited for.
+        why: String,
+    },
+    /// Sent and not answered: it may have happened, or may still happen. It is not sent again.
+    Unknown,
+}
+
+impl fmt::Display for DoorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DoorError::Asserted { object, step, .. } => {
+                write!(f, "assertion {step} of object {object} is not true")
+            }
+            DoorError::Invalid { why } => write!(f, "refused: {why}"),
+            DoorError::Full => f.write_str("no space is left in the index pool"),
+            DoorError::Damaged => f.write_str("stored data is damaged and no good copy is left"),
+            DoorError::Unavailable { why } => write!(f, "unavailable: {why}"),
+            DoorError::Unknown => f.write_str("outcome unknown"),
+        }
+    }
+}
+
+impl std::error::Error for DoorError {}
