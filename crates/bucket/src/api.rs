@@ -1,6 +1,7 @@
 //! What the gateway asks of buckets, and what it gets: plain data, without HTTP.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -123,6 +124,14 @@ pub struct ETag {
     pub md5: [u8; 16],
     /// The number of parts. 0: the object was put at once.
     pub parts: u16,
+}
+
+impl fmt::Display for ETag {
+    /// As clients see it, without quotes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.md5.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        if self.parts > 0 { write!(f, "-{}", self.parts) } else { Ok(()) }
+    }
 }
 
 /// Headers of an object that are given back as they came.

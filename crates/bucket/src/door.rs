@@ -3,13 +3,15 @@
 //!
 //! Invariants
 //!   1. An operation that was sent happens at most once, also if its outcome is unknown: it is never sent again.
+//!   2. A look at the objects of an operation whose outcome is unknown waits until the operation has happened, or
+//!      never will: what the look shows is final.
 
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
 use base::Version;
-use objects::{Operation, Read, ReadAnswer, StepResult};
+use objects::{Name, Operation, Read, ReadAnswer, StepResult};
 
 use crate::names::Shards;
 
@@ -35,6 +37,11 @@ pub trait Door: Send + Sync + 'static {
         &self,
         query: ListQuery,
     ) -> impl Future<Output = Result<objects::Page<objects::Listed>, DoorError>> + Send;
+
+    /// Returns which PG has an object. It is used for limits alone: a PG that is down must not stop all others.
+    fn pg_of(&self, name: &Name) -> u64 {
+        u64::from(crate::names::ring_position(name.bytes()) >> 4)
+    }
 
     /// Returns the wall clock: microseconds since 1970. It may be wrong, and nothing depends on it for safety.
     fn wall_us(&self) -> u64;

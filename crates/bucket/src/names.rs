@@ -483,6 +483,19 @@ pub fn place_of(name: &[u8]) -> Option<(Group, Locator)> {
     Some((group, Locator(u16::from(high) << 6 | u16::from(low))))
 }
 
+/// Returns the top 16 bits of the hash of a name in a pool of grouped names: those of its group's hash, moved by the
+/// locator's 12 bits in reverse order. So locators below a power of two divide the ring evenly.
+pub fn ring_position(name: &[u8]) -> u16 {
+    let top = |bytes: &[u8]| (base::hash::object_hash(bytes) >> 48) as u16;
+    match place_of(name) {
+        Some((group, locator)) => {
+            let reversed = locator.0.reverse_bits() >> 4;
+            top(&group.bytes()).wrapping_add(reversed << 4)
+        }
+        None => top(name),
+    }
+}
+
 /// Returns the bytes of a number such that their order is that of numbers.
 pub(crate) fn ordered(number: u64) -> [u8; 8] {
     number.swap_bytes().to_le_bytes()

@@ -1,59 +1,36 @@
 //! [`Buckets`]: all that the gateway calls. One value for each process; the state of buckets and objects lies in
 //! the index pool, and any number of these work side by side.
+//!
+//! Invariants
+//!   1. A change is a task: it goes on when its caller is dropped, and then sends nothing more.
+//!   2. A client waits for 30 s at most.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
-use crate::api::*;
+use crate::api::{
+    AccessKey, Bucket, ByteRange, CannedAcl, Client, Conditions, Found, ListPage, ListRequest,
+    NewObject, User,
+};
+use crate::core::{Core, Result, encode};
 use crate::door::Door;
 use crate::failure::Failure;
-use crate::names::Key;
+use crate::names::{IndexName, Key};
+use crate::put::Upload;
+use crate::sealer::Sealer;
+use crate::views::VIEW_AGE_MAX;
 
-/// What every request returns.
-pub type Result<T> = std::result::Result<T, Failure>;
-
-/// Encrypts secrets.
-pub struct Sealer {}
-
-impl Sealer {
-    /// Creates it from the cluster's key.
-    pub fn new(_cluster_key: &[u8]) -> Sealer {
-        Sealer {}
-    }
-}
-
-/// The buckets of an index pool.
+/// The buckets of an index pool, with users and their keys.
 pub struct Buckets<D: Door> {
-    _door: Arc<D>,
+    core: Arc<Core<D>>,
 }
 
-/// A body on its way.
-pub struct Upload<D: Door> {
-    _service: Arc<Buckets<D>>,
-}
-
-fn later<T>() -> Result<T> {
-    Err(Failure::NotImplemented { what: "this".into() })
-}
-
-#[allow(unused_variables, missing_docs)]
-impl<D: Door> Upload<D> {
-    pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
-        later()
-    }
-
-    pub async fn finish(self, expected: Expected) -> Result<ObjectInfo> {
-        later()
-    }
-}
-
-#[allow(unused_variables, missing_docs)]
 impl<D: Door> Buckets<D> {
+    /// Creates it. Nothing is read.
     pub fn new(door: Arc<D>, sealer: Sealer) -> Arc<Buckets<D>> {
-        Arc::new(Buckets { _door: door })
+        Arc::new(Buckets { core: Arc::new(Core::new(door, sealer)) })
     }
 
+    /// Creates a bucket. `spread`: in how many shards its keys lie; a power of two from 1 to 4,096.
     pub async fn create_bucket(
         &self,
         client: &Client,
@@ -62,21 +39,38 @@ impl<D: Door> Buckets<D> {
         acl: CannedAcl,
         spread: Option<u16>,
     ) -> Result<Arc<Bucket>> {
-        later()
+        let (core, of_client) = (self.core.clone(), client.clone());
+        let (name, owner) = (name.to_owned(), owner.to_owned());
+        let object = encode(&IndexName::Bucket(name.clone()))?;
+        let work = async move { core.create_bucket(&of_client, &name, &owner, acl, spread).await };
+        self.core.answer(client, self.core.run(&object, work)).await
     }
 
+    /// Returns a bucket as it was a second ago or later. One that is being deleted is there.
     pub async fn bucket(&self, name: &str) -> Result<Arc<Bucket>> {
-        later()
+        let view = self.core.view(name, VIEW_AGE_MAX).await?;
+        let (_, record) = view.found.ok_or(Failure::NoSuchBucket)?;
+        Ok(record.bucket)
     }
 
+    /// Sets who else may read a bucket.
     pub async fn set_acl(&self, client: &Client, name: &str, acl: CannedAcl) -> Result<()> {
-        later()
+        let (core, of_client, name) = (self.core.clone(), client.clone(), name.to_owned());
+        let object = encode(&IndexName::Bucket(name.clone()))?;
+        let work = async move { core.set_acl(&of_client, &name, acl).await };
+        self.core.answer(client, self.core.run(&object, work)).await
     }
 
+    /// Deletes a bucket that has no objects.
     pub async fn delete_bucket(&self, client: &Client, name: &str) -> Result<()> {
-        later()
+        let (core, of_client, name) = (self.core.clone(), client.clone(), name.to_owned());
+        let object = encode(&IndexName::Bucket(name.clone()))?;
+        let work = async move { core.delete_bucket(&of_client, &name).await };
+        self.core.answer(client, self.core.run(&object, work)).await
     }
 
+    /// Lists the buckets of a user in the order of their names: those that begin with `prefix`, behind `after`.
+    /// The second value is the `after` of the next page.
     pub async fn list_buckets(
         &self,
         owner: &str,
@@ -84,9 +78,10 @@ impl<D: Door> Buckets<D> {
         after: Option<&str>,
         count_max: usize,
     ) -> Result<(Vec<Arc<Bucket>>, Option<String>)> {
-        later()
+        self.core.list_buckets(owner, prefix, after, count_max).await
     }
 
+    /// Begins to put an object.
     pub async fn begin_put(
         self: &Arc<Self>,
         client: Client,
@@ -94,9 +89,10 @@ impl<D: Door> Buckets<D> {
         key: Key,
         new: NewObject,
     ) -> Result<Upload<D>> {
-        later()
+        Upload::new(self.core.clone(), client, bucket, key, new)
     }
 
+    /// Returns an object, for GET and HEAD.
     pub async fn get(
         &self,
         bucket: &Bucket,
@@ -104,9 +100,10 @@ impl<D: Door> Buckets<D> {
         conditions: &Conditions,
         range: Option<ByteRange>,
     ) -> Result<Found> {
-        later()
+        self.core.get(bucket, key, conditions, range).await
     }
 
+    /// Deletes an object. One that is not there is deleted already.
     pub async fn delete(
         &self,
         client: &Client,
@@ -114,42 +111,50 @@ impl<D: Door> Buckets<D> {
         key: &Key,
         conditions: &Conditions,
     ) -> Result<()> {
-        later()
+        self.core.delete(client, bucket, key, conditions).await
     }
 
+    /// Lists objects of a bucket.
     pub async fn list(&self, bucket: &Bucket, request: &ListRequest) -> Result<ListPage> {
-        later()
+        self.core.list(bucket, request).await
     }
 
+    /// Creates a user.
     pub async fn create_user(&self, name: &str) -> Result<User> {
-        later()
+        self.core.create_user(name).await
     }
 
+    /// Lists users in the order of their names, behind `after`. The second value is the `after` of the next page.
     pub async fn users(
         &self,
         after: Option<&str>,
         count_max: usize,
     ) -> Result<(Vec<User>, Option<String>)> {
-        later()
+        self.core.users(after, count_max).await
     }
 
+    /// Removes a user who has neither buckets nor access keys.
     pub async fn remove_user(&self, name: &str) -> Result<()> {
-        later()
+        self.core.remove_user(name).await
     }
 
+    /// Gives a user an access key. The secret is told here alone.
     pub async fn add_key(&self, user: &str) -> Result<(AccessKey, String)> {
-        later()
+        self.core.add_key(user).await
     }
 
+    /// Returns the access keys of a user.
     pub async fn keys(&self, user: &str) -> Result<Vec<AccessKey>> {
-        later()
+        self.core.keys(user).await
     }
 
+    /// Removes an access key. Other gateways may accept it for a second.
     pub async fn remove_key(&self, id: &str) -> Result<()> {
-        later()
+        self.core.remove_key(id).await
     }
 
+    /// Returns the user and the secret of an access key. `None`: there is no such key.
     pub async fn secret_of(&self, id: &str) -> Result<Option<(User, String)>> {
-        later()
+        self.core.secret_of(id).await
     }
 }

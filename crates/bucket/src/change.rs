@@ -1,0 +1,201 @@
+//! How a change of a key is committed: judged on a look, asserted by its version, judged anew after a conflict.
+//! `docs/internals/buckets.md`, rules 4, 6 and 10.
+//!
+//! Invariants
+//!   1. What was judged is asserted: a change that another one overtook is judged again, so conditions are exact
+//!      over all gateways.
+//!   2. An operation whose outcome is not known is not sent again, unless a later look shows the key unchanged.
+//!   3. Writers of one key at this gateway are served in the order in which they came, after the first conflict.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Version;
+use objects::{Name, Operation};
+
+use crate::api::{Bucket, Client, Conditions, ETag, TagCondition};
+use crate::core::{Core, Result, encode};
+use crate::door::{Door, DoorError};
+use crate::failure::Failure;
+use crate::head::{Head, VersionHead};
+use crate::names::{IndexName, Key, Locator};
+use crate::waiting::{First, first_of};
+
+/// How often a change is judged at most.
+pub const TRIES_MAX: u32 = 16;
+/// For how long a change is judged again.
+pub const TRIED_FOR: Duration = Duration::from_secs(5);
+
+/// A key as a look showed it.
+pub(crate) type KeyView = Option<(Version, Head)>;
+
+/// What a change decides on a look.
+pub(crate) enum Verdict {
+    /// There is nothing to do.
+    Nothing,
+    /// This is to be sent.
+    Send(Operation),
+}
+
+/// What a look tells of a change whose outcome is not known.
+pub(crate) enum Fate {
+    /// It happened, or what it wanted is true.
+    Done,
+    /// It did not happen, and will not.
+    NotDone,
+    /// Others have changed the key since, so nothing tells.
+    Open,
+}
+
+/// A change of one key.
+pub(crate) trait Change: Send + 'static {
+    /// What is returned when it is done.
+    type Done: Send + 'static;
+
+    /// Decides on a look.
+    fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict>;
+
+    /// Says what became of the operation that was last decided on `before`, where the key is like this now.
+    fn fate(&self, before: &KeyView, now: &KeyView) -> Fate;
+
+    /// Whether it has a condition.
+    fn is_conditional(&self) -> bool;
+
+    /// Whether it may be sent without a look if the key is probably new.
+    fn goes_without_look(&self) -> bool;
+
+    /// Returns what is returned. `was_new`: whether there was no such key.
+    fn done(self, was_new: bool) -> Self::Done;
+}
+
+impl Bucket {
+    /// Returns the name of a key's object.
+    pub(crate) fn key_name(&self, key: &Key) -> Result<Name> {
+        let locator = Locator::of_key(&self.name, key, self.spread);
+        let name = IndexName::Key { bucket: self.id, key: key.clone(), locator };
+        encode(&name).map_err(|_| Failure::KeyTooLong)
+    }
+}
+
+impl<D: Door> Core<D> {
+    /// Looks at a key.
+    pub(crate) async fn look_at_key(&self, name: &Name) -> Result<KeyView> {
+        let Some((stat, data)) = self.read(name).await? else { return Ok(None) };
+        let head = Head::decode(&data)
+            .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
+        Ok(Some((stat.version, head)))
+    }
+
+    /// Commits a change.
+    pub(crate) async fn commit<C: Change>(
+        self: Arc<Self>,
+        client: Client,
+        bucket: Arc<Bucket>,
+        key: Key,
+        mut change: C,
+    ) -> Result<C::Done> {
+        let name = bucket.key_name(&key)?;
+        let place = (bucket.id, key);
+        let began_us = self.door.running_us();
+        let is_probably_new = change.goes_without_look() && self.new_keys.are_likely(bucket.id);
+        let mut turn = self.turns.is_busy(&place).then(|| self.turns.enter(place.clone()));
+        let mut known: Option<KeyView> = is_probably_new.then_some(None);
+        let mut tries = 0;
+        loop {
+            if let Some(turn) = &turn {
+                let left = TRIED_FOR.saturating_sub(self.since(began_us));
+                if let First::Other(()) = first_of(turn.wait(), self.door.sleep(left)).await {
+                    return Err(too_busy(&change));
+                }
+            }
+            let before = match known.take() {
+                Some(found) => found,
+                None => self.look_at_key(&name).await?,
+            };
+            let operation = match change.judge(&name, &before, self.door.wall_us())? {
+                Verdict::Nothing => return Ok(change.done(before.is_none())),
+                Verdict::Send(operation) => operation,
+            };
+            tries += 1;
+            match self.send(&client, operation).await {
+                Ok(_) => return Ok(change.done(before.is_none())),
+                Err(DoorError::Asserted { .. }) => {}
+                Err(DoorError::Unknown) => {
+                    let now = self.look_at_key(&name).await?;
+                    match change.fate(&before, &now) {
+                        Fate::Done => return Ok(change.done(before.is_none())),
+                        Fate::NotDone => known = Some(now),
+                        Fate::Open => return Err(DoorError::Unknown.into()),
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if tries >= TRIES_MAX || self.since(began_us) >= TRIED_FOR {
+                return Err(too_busy(&change));
+            }
+            turn.get_or_insert_with(|| self.turns.enter(place.clone()));
+        }
+    }
+}
+
+fn too_busy<C: Change>(change: &C) -> Failure {
+    match change.is_conditional() {
+        true => Failure::Conflict,
+        false => Failure::Unavailable { why: "others change the object all the time".into() },
+    }
+}
+
+/// Whether nothing changed a key between two looks. An absent key has no version, so that cannot be told of it.
+pub(crate) fn is_unchanged(before: &KeyView, now: &KeyView) -> bool {
+    match (before, now) {
+        (Some((before, _)), Some((now, _))) => before == now,
+        _ => false,
+    }
+}
+
+/// Judges the conditions of a change, where a hidden object counts as absent.
+pub(crate) fn judge_change(conditions: &Conditions, found: &KeyView) -> Result<()> {
+    let current = found.as_ref().map(|(_, head)| &head.current).filter(|it| !it.is_hidden);
+    if let Some(condition) = &conditions.if_match {
+        let current = current.ok_or(Failure::NoSuchKey)?;
+        if !condition.has(&current.etag) {
+            return Err(Failure::PreconditionFailed);
+        }
+    }
+    match (&conditions.if_none_match, current) {
+        (Some(condition), Some(current)) if condition.has(&current.etag) => {
+            Err(Failure::PreconditionFailed)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Judges the conditions of a read, in the order of RFC 9110, section 13.2.2.
+pub(crate) fn judge_read(conditions: &Conditions, current: &VersionHead) -> Result<()> {
+    // HTTP dates have no parts of seconds.
+    let modified = current.modified_ms / 1000;
+    let is_met = match (&conditions.if_match, conditions.if_unmodified_since) {
+        (Some(condition), _) => condition.has(&current.etag),
+        (None, Some(since)) => modified <= since,
+        (None, None) => true,
+    };
+    if !is_met {
+        return Err(Failure::PreconditionFailed);
+    }
+    let is_news = match (&conditions.if_none_match, conditions.if_modified_since) {
+        (Some(condition), _) => !condition.has(&current.etag),
+        (None, Some(since)) => modified > since,
+        (None, None) => true,
+    };
+    if is_news { Ok(()) } else { Err(Failure::NotModified) }
+}
+
+impl TagCondition {
+    /// Whether the tag is among those that are named.
+    pub fn has(&self, etag: &ETag) -> bool {
+        match self {
+            TagCondition::Any => true,
+            TagCondition::OneOf(tags) => tags.contains(&etag.to_string()),
+        }
+    }
+}
