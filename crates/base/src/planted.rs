@@ -303,11 +303,9 @@ pub enum Bug {
     /// PG: a member that was filled while too few members were left counts as if it had everything that was
     /// acknowledged then.
     FilledCountedAsHolder,
-    // Tests of the crate `bucket` find the next four.
+    // Tests of the crate `bucket` find the next three.
     /// Bucket: a write is undone if its bucket is being deleted, instead of waiting.
     UndoAfterOverwrite,
-    /// Bucket: the id of a bucket counts as dead because a list lacks the bucket.
-    AbsentIdIsDead,
     /// Bucket: whether the bucket is live is judged before a write alone, and not before it is acknowledged.
     ViewJudgedBeforeOnly,
     /// Bucket: lists leave hidden keys out, but tell of common prefixes that have no others.

@@ -32,11 +32,15 @@ mod failure;
 mod get;
 pub mod head;
 pub mod list;
+#[cfg(any(test, feature = "memory"))]
+pub mod memory;
 pub mod names;
 mod put;
 pub mod records;
 mod sealer;
 mod service;
+#[cfg(test)]
+mod tests;
 mod users;
 mod views;
 mod waiting;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use base::KIB;
+use base::planted::{self, Bug};
 use bytes::Bytes;
 use objects::{Assertion, Field, Name, ObjectChange};
 
@@ -149,10 +150,25 @@ impl<D: Door> Upload<D> {
         core.answer(&client, async {
             let (info, was_new) = core.run(&name, commit).await?;
             core.new_keys.add(bucket.id, was_new);
+            if planted::on(Bug::UndoAfterOverwrite) {
+                core.undo_if_deleted(&bucket, &name).await?;
+            }
             core.confirm_live(&bucket).await?;
             Ok(info)
         })
         .await
+    }
+}
+
+impl<D: Door> Core<D> {
+    /// A planted bug: removes what was put into a bucket that is being deleted, with all that was there before.
+    async fn undo_if_deleted(&self, bucket: &Bucket, name: &Name) -> Result<()> {
+        let found = self.look_at_bucket(&bucket.name).await?.found;
+        if found.is_some_and(|(_, record)| record.mark.is_none()) {
+            return Ok(());
+        }
+        self.door.execute(operation(name, [], [ObjectChange::Remove])).await?;
+        Err(Failure::NoSuchBucket)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::api::{
     AccessKey, Bucket, ByteRange, CannedAcl, Client, Conditions, Found, ListPage, ListRequest,
     NewObject, User,
 };
+use crate::buckets::check_bucket_name;
 use crate::core::{Core, Result, encode};
 use crate::door::Door;
 use crate::failure::Failure;
@@ -40,6 +41,7 @@ impl<D: Door> Buckets<D> {
         spread: Option<u16>,
     ) -> Result<Arc<Bucket>> {
         let (core, of_client) = (self.core.clone(), client.clone());
+        check_bucket_name(name)?;
         let (name, owner) = (name.to_owned(), owner.to_owned());
         let object = encode(&IndexName::Bucket(name.clone()))?;
         let work = async move { core.create_bucket(&of_client, &name, &owner, acl, spread).await };
@@ -48,6 +50,7 @@ impl<D: Door> Buckets<D> {
 
     /// Returns a bucket as it was a second ago or later. One that is being deleted is there.
     pub async fn bucket(&self, name: &str) -> Result<Arc<Bucket>> {
+        check_bucket_name(name)?;
         let view = self.core.view(name, VIEW_AGE_MAX).await?;
         let (_, record) = view.found.ok_or(Failure::NoSuchBucket)?;
         Ok(record.bucket)
@@ -55,6 +58,7 @@ impl<D: Door> Buckets<D> {
 
     /// Sets who else may read a bucket.
     pub async fn set_acl(&self, client: &Client, name: &str, acl: CannedAcl) -> Result<()> {
+        check_bucket_name(name)?;
         let (core, of_client, name) = (self.core.clone(), client.clone(), name.to_owned());
         let object = encode(&IndexName::Bucket(name.clone()))?;
         let work = async move { core.set_acl(&of_client, &name, acl).await };
@@ -63,6 +67,7 @@ impl<D: Door> Buckets<D> {
 
     /// Deletes a bucket that has no objects.
     pub async fn delete_bucket(&self, client: &Client, name: &str) -> Result<()> {
+        check_bucket_name(name)?;
         let (core, of_client, name) = (self.core.clone(), client.clone(), name.to_owned());
         let object = encode(&IndexName::Bucket(name.clone()))?;
         let work = async move { core.delete_bucket(&of_client, &name).await };
