@@ -32,7 +32,8 @@ impl ClusterKey {
         ClusterKey(bytes)
     }
 
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
+    /// Returns the key itself, for what derives further keys from it.
+    pub fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 

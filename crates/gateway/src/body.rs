@@ -1,0 +1,301 @@
+//! Bodies on their way: those of requests are counted, watched and limited; those of answers are counted.
+//!
+//! Invariants
+//!   1. Whoever reads a body of a request to its end has all of it: what is cut, slow, or not of the declared
+//!      form ends with an error, and [`Exchange::fault`] says which.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::chunks::{ChunkFault, Chunks};
+use crate::connection::Activity;
+use crate::exchange::{BodyFault, Exchange};
+use crate::limits::{Limits, Share, Supply};
+
+/// The error of a body of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BodyError(BodyFault);
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the body of the request failed: {:?}", self.0)
+    }
+}
+
+impl std::error::Error for BodyError {}
+
+/// The body of a request.
+pub struct RequestBody<B> {
+    inner: B,
+    exchange: Arc<Exchange>,
+    chunks: Option<Chunks>,
+    limits: Arc<Limits>,
+    memory: Supply,
+    /// The memory that the request has, and how much that is.
+    shares: Vec<Share>,
+    taken: usize,
+    /// When enough must have come, and how much has come since the last time.
+    timer: Option<Pin<Box<Sleep>>>,
+    came: u64,
+}
+
+impl<B> RequestBody<B> {
+    /// Watches a body. `chunks`: it has the form `aws-chunked`. `share`: the memory for it.
+    pub fn new(
+        inner: B,
+        exchange: Arc<Exchange>,
+        chunks: Option<Chunks>,
+        limits: Arc<Limits>,
+        (memory, share): (Supply, Option<Share>),
+    ) -> RequestBody<B> {
+        let taken = limits.memory_of_request;
+        let shares = share.into_iter().collect();
+        let timer = None;
+        RequestBody { inner, exchange, chunks, limits, memory, shares, taken, timer, came: 0 }
+    }
+
+    fn fail(&mut self, fault: BodyFault) -> BodyError {
+        self.exchange.on_fault(fault);
+        BodyError(fault)
+    }
+
+    fn on_bytes(&mut self, bytes: &Bytes) -> Result<(), BodyError> {
+        self.exchange.on_bytes(bytes.len());
+        self.came += bytes.len() as u64;
+        let Some(chunks) = &mut self.chunks else { return Ok(()) };
+        let result = chunks.on_bytes(bytes);
+        let longest = chunks.longest() as usize;
+        if let Err(fault) = result {
+            return Err(self.fail(fault.into()));
+        }
+        if longest > self.taken {
+            match self.memory.take(longest - self.taken) {
+                Some(share) => self.shares.push(share),
+                None => return Err(self.fail(BodyFault::NoMemory)),
+            }
+            self.taken = longest;
+        }
+        Ok(())
+    }
+
+    fn on_end(&mut self) -> Result<(), BodyError> {
+        if let Some(Err(fault)) = self.chunks.as_ref().map(Chunks::finish) {
+            return Err(self.fail(fault.into()));
+        }
+        self.exchange.on_last_byte();
+        Ok(())
+    }
+
+    /// Whether too little came for too long.
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        loop {
+            let until = Instant::now() + self.limits.body_time;
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            if timer.as_mut().poll(cx).is_pending() {
+                return false;
+            }
+            if self.came < self.limits.body_size_min {
+                return true;
+            }
+            self.came = 0;
+            self.timer = None;
+        }
+    }
+}
+
+impl From<ChunkFault> for BodyFault {
+    fn from(fault: ChunkFault) -> BodyFault {
+        match fault {
+            ChunkFault::Malformed => BodyFault::Malformed,
+            ChunkFault::TooLong => BodyFault::ChunkTooLong,
+            ChunkFault::Length => BodyFault::Incomplete,
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for RequestBody<B> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let result = frame.data_ref().map_or(Ok(()), |bytes| this.on_bytes(bytes));
+                Poll::Ready(Some(result.map(|()| frame)))
+            }
+            Poll::Ready(Some(Err(_))) => Poll::Ready(Some(Err(this.fail(BodyFault::Incomplete)))),
+            Poll::Ready(None) => Poll::Ready(this.on_end().err().map(Err)),
+            Poll::Pending if this.is_late(cx) => Poll::Ready(Some(Err(this.fail(BodyFault::Slow)))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// The body of an answer. When it is dropped, the request is over.
+pub struct AnswerBody<B> {
+    inner: B,
+    finish: Finish,
+}
+
+/// What is left to do when a request is over, answered or not. Dropping this does it.
+pub struct Finish {
+    exchange: Arc<Exchange>,
+    activity: Arc<Activity>,
+    status: Option<StatusCode>,
+    sent: u64,
+    is_whole: bool,
+    _share: Option<Share>,
+}
+
+impl Finish {
+    /// A request began. `share`: what it holds until it is over.
+    pub fn new(exchange: Arc<Exchange>, activity: Arc<Activity>, share: Option<Share>) -> Finish {
+        activity.begin();
+        Finish { exchange, activity, status: None, sent: 0, is_whole: false, _share: share }
+    }
+}
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        self.exchange.client.is_done_with();
+        self.exchange.log(self.status, self.sent, self.is_whole);
+        self.activity.end();
+    }
+}
+
+impl<B: Body> AnswerBody<B> {
+    /// Counts the body of an answer.
+    pub fn new(inner: B, status: StatusCode, mut finish: Finish) -> AnswerBody<B> {
+        finish.status = Some(status);
+        finish.is_whole = inner.is_end_stream() || finish.exchange.method == hyper::Method::HEAD;
+        AnswerBody { inner, finish }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.inner).poll_frame(cx);
+        match &frame {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.finish.sent += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
+                this.finish.is_whole |= this.inner.is_end_stream();
+            }
+            Poll::Ready(None) => this.finish.is_whole = true,
+            _ => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+    use hyper::Method;
+
+    use super::*;
+    use crate::exchange::Target;
+    use crate::percent::Query;
+
+    /// A body of pieces, each after a pause of some seconds.
+    struct Pieces(VecDeque<(u64, &'static [u8])>, Option<Pin<Box<Sleep>>>);
+
+    impl Pieces {
+        fn new(pieces: &[(u64, &'static [u8])]) -> Pieces {
+            Pieces(pieces.iter().copied().collect(), None)
+        }
+    }
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = std::io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+            let this = self.get_mut();
+            let Some((pause, piece)) = this.0.front().copied() else { return Poll::Ready(None) };
+            let until = Instant::now() + Duration::from_secs(pause);
+            let timer = this.1.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            std::task::ready!(timer.as_mut().poll(cx));
+            this.1 = None;
+            this.0.pop_front();
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(piece)))))
+        }
+    }
+
+    async fn collected(
+        pieces: &[(u64, &'static [u8])],
+        declared: Option<u64>,
+        memory: usize,
+    ) -> Result<Bytes, Option<BodyFault>> {
+        let request = (Method::PUT, "/b/k".to_string());
+        let (target, query) = (Target::default(), Query::default());
+        let exchange = Exchange::new("1".to_string(), None, request, target, query);
+        let limits = Arc::new(Limits { memory_of_request: 4, ..Limits::default() });
+        let memory = (Supply::new(memory), None);
+        let chunks = declared.map(Chunks::new);
+        let body = RequestBody::new(Pieces::new(pieces), exchange.clone(), chunks, limits, memory);
+        match body.collect().await {
+            Ok(all) => Ok(all.to_bytes()),
+            Err(_) => Err(exchange.fault()),
+        }
+    }
+
+    const LONG: &[u8] = &[b'x'; 5000];
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_pauses_or_trickles_is_cut() {
+        assert!(collected(&[(29, b"a"), (0, b"b")], None, 0).await.is_ok());
+        let paused = collected(&[(1, LONG), (70, b"b")], None, 0).await;
+        assert_eq!(paused, Err(Some(BodyFault::Slow)));
+        let trickle: Vec<(u64, &'static [u8])> = (0..60).map(|_| (1, &b"x"[..])).collect();
+        assert_eq!(collected(&trickle, None, 0).await, Err(Some(BodyFault::Slow)));
+        let steady: Vec<(u64, &'static [u8])> = (0..60).map(|_| (20, LONG)).collect();
+        assert!(collected(&steady, None, 0).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn chunks_are_watched_and_long_ones_need_memory() {
+        let stream = &[(0, &b"5\r\nhello\r\n0\r\n\r\n"[..])];
+        assert!(collected(stream, Some(5), 1).await.is_ok());
+        assert_eq!(collected(stream, Some(5), 0).await, Err(Some(BodyFault::NoMemory)));
+        assert_eq!(collected(stream, Some(6), 1).await, Err(Some(BodyFault::Incomplete)));
+        let cut = &[(0, &b"5\r\nhello\r\n"[..])];
+        assert_eq!(collected(cut, Some(5), 1).await, Err(Some(BodyFault::Incomplete)));
+    }
+}

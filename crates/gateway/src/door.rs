@@ -1,0 +1,221 @@
+//! What the logic of buckets asks of the cluster, by the client library.
+//!
+//! Invariants
+//!   1. An operation is sent once. If the session ended before it was answered, its outcome is unknown.
+//!   2. No PG holds more than an eighth of all requests: one that is down does not stop the others.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bucket::{Door, DoorError, Executed, ListQuery};
+use client::Client;
+use client::objects::{Listed, ObjectError, ObjectPool, Operation, Page, PageEntry};
+use objects::{Read, ReadAnswer};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use crate::clock;
+
+/// What is not sent by then is never sent.
+const REQUEST_TIME: Duration = Duration::from_secs(30);
+/// For so long a pool is waited for.
+const OPEN_TIME: Duration = Duration::from_secs(25);
+/// The most requests at once.
+const REQUESTS_MAX: usize = 1000;
+/// The most requests at once to one PG.
+const REQUESTS_OF_PG_MAX: usize = REQUESTS_MAX / 8;
+/// How often a read is sent again over a new session.
+const SESSIONS_MAX: u32 = 3;
+
+/// An index pool of a cluster.
+pub struct ClusterDoor {
+    client: Client,
+    pool: String,
+    runtime: Handle,
+    /// The open pool, and how many were opened before it.
+    open: tokio::sync::Mutex<(u64, Option<ObjectPool>)>,
+    busy: Mutex<BTreeMap<u32, usize>>,
+}
+
+/// A request to a PG that is under way.
+struct Busy<'a> {
+    door: &'a ClusterDoor,
+    pg: u32,
+}
+
+impl ClusterDoor {
+    /// Knows the pool, which is opened at the first request.
+    pub fn new(client: Client, pool: String, runtime: Handle) -> ClusterDoor {
+        let open = tokio::sync::Mutex::new((0, None));
+        ClusterDoor { client, pool, runtime, open, busy: Mutex::default() }
+    }
+
+    /// Returns the open pool, and its number.
+    async fn pool(&self) -> Result<(u64, ObjectPool), DoorError> {
+        let opened = timeout(OPEN_TIME, async {
+            let mut open = self.open.lock().await;
+            if let (number, Some(pool)) = &*open {
+                return Ok((*number, pool.clone()));
+            }
+            let pool = self.client.open_pool(&self.pool).await?.within(REQUEST_TIME);
+            *open = (open.0 + 1, Some(pool.clone()));
+            Ok((open.0, pool))
+        });
+        let unavailable = |why: String| DoorError::Unavailable { why };
+        match opened.await {
+            Ok(Ok(pool)) => Ok(pool),
+            Ok(Err(failure)) => {
+                let failure: cluster::message::Failure = failure;
+                Err(unavailable(format!("pool {}: {}", self.pool, failure.message)))
+            }
+            Err(_) => Err(unavailable(format!("no monitor opens pool {}", self.pool))),
+        }
+    }
+
+    /// The session of this pool is over: the next request opens it anew.
+    async fn forget(&self, number: u64) {
+        let mut open = self.open.lock().await;
+        if open.0 == number {
+            open.1 = None;
+        }
+    }
+
+    fn begin(&self, pg: u32) -> Result<Busy<'_>, DoorError> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = busy.entry(pg).or_default();
+        if *count >= REQUESTS_OF_PG_MAX {
+            let why = "too many requests wait for a placement group".to_string();
+            return Err(DoorError::Unavailable { why });
+        }
+        *count += 1;
+        Ok(Busy { door: self, pg })
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let mut busy = self.door.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = busy.get_mut(&self.pg) {
+            *count -= 1;
+            if *count == 0 {
+                busy.remove(&self.pg);
+            }
+        }
+    }
+}
+
+/// Returns what a failed request means. `Ended` is handled before.
+fn error_of(error: ObjectError) -> DoorError {
+    match error {
+        ObjectError::Asserted { object, step, version } => {
+            DoorError::Asserted { object, step, version }
+        }
+        ObjectError::Invalid { why } => DoorError::Invalid { why },
+        ObjectError::Full => DoorError::Full,
+        ObjectError::Damaged => DoorError::Damaged,
+        ObjectError::Unavailable { why } => DoorError::Unavailable { why },
+        ObjectError::Ended | ObjectError::Unknown => DoorError::Unknown,
+        ObjectError::Absent | ObjectError::Changed => DoorError::Invalid { why: error.to_string() },
+    }
+}
+
+/// Returns what a failed read means: it has changed nothing.
+fn read_error_of(error: ObjectError) -> DoorError {
+    match error {
+        ObjectError::Unknown | ObjectError::Ended => {
+            DoorError::Unavailable { why: error.to_string() }
+        }
+        error => error_of(error),
+    }
+}
+
+impl Door for ClusterDoor {
+    async fn look(&self, reads: Vec<Read>) -> Result<Vec<ReadAnswer>, DoorError> {
+        let mut sessions = 0;
+        loop {
+            let (number, pool) = self.pool().await?;
+            let name = reads.iter().find_map(Read::name);
+            let _busy = name.map(|name| self.begin(pool.pg_of(name))).transpose()?;
+            sessions += 1;
+            match pool.look(reads.clone()).await {
+                Err(ObjectError::Ended) if sessions < SESSIONS_MAX => self.forget(number).await,
+                Err(error) => return Err(read_error_of(error)),
+                Ok(answers) => return Ok(answers),
+            }
+        }
+    }
+
+    async fn execute(&self, operation: Operation) -> Result<Executed, DoorError> {
+        let (number, pool) = self.pool().await?;
+        let name = operation.objects.first().map(|steps| &steps.name);
+        let _busy = name.map(|name| self.begin(pool.pg_of(name))).transpose()?;
+        match pool.execute(&operation).await {
+            Ok(done) => Ok(Executed { version: done.version, results: done.results }),
+            Err(error) => {
+                if error == ObjectError::Ended {
+                    self.forget(number).await;
+                }
+                Err(error_of(error))
+            }
+        }
+    }
+
+    async fn list(&self, query: ListQuery) -> Result<Page<Listed>, DoorError> {
+        let mut sessions = 0;
+        loop {
+            let (number, pool) = self.pool().await?;
+            sessions += 1;
+            let has_data = query.with_data || query.skip != 0;
+            match pool.list(&query.listing, has_data).await {
+                Err(ObjectError::Ended) if sessions < SESSIONS_MAX => self.forget(number).await,
+                Err(error) => return Err(read_error_of(error)),
+                Ok(mut page) => {
+                    page.entries.retain(|entry| !is_skipped(entry, query.skip));
+                    return Ok(page);
+                }
+            }
+        }
+    }
+
+    fn wall_us(&self) -> u64 {
+        clock::wall_us()
+    }
+
+    fn running_us(&self) -> u64 {
+        clock::running_us()
+    }
+
+    fn random(&self) -> u64 {
+        u64::from_le_bytes(io::random_bytes())
+    }
+
+    async fn sleep(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+}
+
+/// Whether a name is passed, by the first byte of its data.
+fn is_skipped(entry: &PageEntry<Listed>, skip: u8) -> bool {
+    let PageEntry::Key(_, listed) = entry else { return false };
+    let first = listed.data.as_ref().and_then(|data| data.first());
+    first.is_some_and(|first| first & skip != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_whose_session_ended_is_unknown_and_a_read_is_not() {
+        assert_eq!(error_of(ObjectError::Ended), DoorError::Unknown);
+        assert!(matches!(read_error_of(ObjectError::Ended), DoorError::Unavailable { .. }));
+        assert!(matches!(read_error_of(ObjectError::Unknown), DoorError::Unavailable { .. }));
+        assert_eq!(read_error_of(ObjectError::Full), DoorError::Full);
+    }
+}
