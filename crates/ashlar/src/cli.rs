@@ -2,6 +2,7 @@
 //! reference in `docs/commands.md` come from here.
 
 mod bench;
+mod gateway;
 mod hosts;
 mod listen;
 mod log_args;
@@ -18,6 +19,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use bench::{BenchCommand, KvOpArg, LoadArgs, ObjectOpArg, OpArg, RecordArgs};
+pub use gateway::{
+    AclArg, BucketCommand, GatewayArgs, INDEX_POOL, KeyCommand, REGION, UserCommand,
+};
 pub use hosts::{InitArgs, MonCommand};
 pub use log_args::LogArgs;
 pub use object::{
@@ -69,7 +73,7 @@ const CHECK_EXAMPLE: &str = "Examples:
 /// Commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Run a whole cluster on this machine: a monitor, OSDs and an NBD server
+    /// Run a whole cluster on this machine: a monitor, OSDs, an NBD server and an S3 gateway
     #[command(after_help = up::UP_EXAMPLE)]
     Up(UpArgs),
     /// Stop a cluster that `up` started
@@ -126,6 +130,15 @@ pub enum Command {
     /// Serve volumes to NBD clients
     #[command(after_help = volume::NBD_EXAMPLE)]
     Nbd(NbdArgs),
+    /// Serve buckets to S3 clients
+    #[command(after_help = gateway::GATEWAY_EXAMPLE)]
+    Gateway(GatewayArgs),
+    /// Users of the gateway, and their access keys
+    #[command(subcommand, after_help = "Example:\n  ashlar user create ann")]
+    User(UserCommand),
+    /// Buckets of the gateway
+    #[command(subcommand, after_help = "Example:\n  ashlar bucket create photos")]
+    Bucket(BucketCommand),
     /// Run etcd for `up`: executes Debian's etcd, which exits when its parent process exits
     #[command(
         hide = true,
@@ -181,6 +194,7 @@ impl Command {
                 Some((*log, "mon", parent.is_some()))
             }
             Command::Nbd(args) => Some((args.log, "nbd", args.parent.is_some())),
+            Command::Gateway(args) => Some((args.log, "gateway", args.parent.is_some())),
             Command::Up(args) if crate::background::is_background_up() => {
                 Some((args.log, "up", true))
             }
@@ -192,7 +206,7 @@ impl Command {
     /// a daemon over a socket. All other commands exit quietly when their output is closed.
     pub fn is_server(&self) -> bool {
         match self {
-            Command::Up(_) | Command::Down(_) | Command::Nbd(_) => true,
+            Command::Up(_) | Command::Down(_) | Command::Nbd(_) | Command::Gateway(_) => true,
             Command::Mon(command) => matches!(command, MonCommand::Run { .. }),
             Command::Osd(command) => !matches!(
                 command,

@@ -18,6 +18,7 @@ mod call;
 mod cli;
 mod daemon;
 mod etcd;
+mod gateway;
 mod hosts;
 mod mon;
 mod nbd;
@@ -113,6 +114,12 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
             parent::follow(args.parent)?;
             nbd::run(&config(cluster)?, args)
         }
+        Command::Gateway(args) => {
+            parent::follow(args.parent)?;
+            gateway::run(&config(cluster)?, args)
+        }
+        Command::User(command) => gateway::user(&config(cluster)?, command, format),
+        Command::Bucket(command) => gateway::bucket(&config(cluster)?, command, format),
         Command::Volume(command) => admin::volume(&config(cluster)?, command, format),
         Command::Object(command) => object::object(&config(cluster)?, command, format),
         Command::Kv(command) => object::kv(&config(cluster)?, command, format),

@@ -22,7 +22,7 @@ use objects::operation::OBJECT_SIZE_MAX;
 use serde_json::{Value, json};
 
 use crate::call::{COMMAND_TIME_MAX, table};
-use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
+use crate::cli::{INDEX_POOL, IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
     Column, Format, Progress, RowPages, Show, column, failure, print_bytes, print_json, print_rows,
     size_column,
@@ -140,7 +140,8 @@ pub fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool
 }
 
 fn only_pool(pools: &Value) -> Result<String, Failure> {
-    let keeps_objects = |pool: &&Value| pool["kind"] == "object";
+    // Objects of the gateway are for the gateway.
+    let keeps_objects = |pool: &&Value| pool["kind"] == "object" && pool["name"] != INDEX_POOL;
     let mut pools = pools.as_array().into_iter().flatten().filter(keeps_objects);
     match (pools.next(), pools.next()) {
         (Some(pool), None) => Ok(pool["name"].as_str().unwrap_or_default().to_string()),

@@ -13,7 +13,7 @@ use crate::call::COMMAND_TIME_MAX;
 use crate::output::{
     Column, Format, column, failure, print_json, print_rows, rate_text, size_text, work_text,
 };
-use crate::up::ended_children;
+use crate::up::{ended_children, gateways};
 
 /// Runs `ashlar status`.
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
@@ -30,6 +30,7 @@ pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
 fn whole_status(config: &Config) -> Result<Value, Failure> {
     let mut status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     status["ended"] = json!(ended_children(&config.dir));
+    status["gateways"] = json!(gateways(&config.dir));
     Ok(status)
 }
 

@@ -1,7 +1,7 @@
 //! `ashlar up`: a whole cluster on this machine, with each daemon as a child process.
 //!
 //! ```text
-//!   up ──spawns──▶ [etcd], mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
+//!   up ──spawns──▶ [etcd], mon.1, osd.1 .. osd.N, nbd, gateway  logs in DIR/log/
 //!    ▲
 //!    └── DIR/up.sock: one JSON line per request: wait, down, add OSDs, stop/start an OSD
 //! ```
@@ -28,7 +28,7 @@ use cluster::message::Failure;
 use crate::cli::{DownArgs, UpArgs};
 use crate::output::{Format, failure};
 
-pub use control::{ended_children, start_osd, stop_osd};
+pub use control::{ended_children, gateways, start_osd, stop_osd};
 
 /// Runs `ashlar up`.
 pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {

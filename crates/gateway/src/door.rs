@@ -2,11 +2,8 @@
 //!
 //! Invariants
 //!   1. An operation is sent once. If the session ended before it was answered, its outcome is unknown.
-//!   2. No PG holds more than an eighth of all requests: one that is down does not stop the others.
 
-use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bucket::{Door, DoorError, Executed, ListQuery};
@@ -22,10 +19,6 @@ use crate::clock;
 const REQUEST_TIME: Duration = Duration::from_secs(30);
 /// For so long a pool is waited for.
 const OPEN_TIME: Duration = Duration::from_secs(25);
-/// The most requests at once.
-const REQUESTS_MAX: usize = 1000;
-/// The most requests at once to one PG.
-const REQUESTS_OF_PG_MAX: usize = REQUESTS_MAX / 8;
 /// How often a read is sent again over a new session.
 const SESSIONS_MAX: u32 = 3;
 
@@ -36,20 +29,13 @@ pub struct ClusterDoor {
     runtime: Handle,
     /// The open pool, and how many were opened before it.
     open: tokio::sync::Mutex<(u64, Option<ObjectPool>)>,
-    busy: Mutex<BTreeMap<u32, usize>>,
-}
-
-/// A request to a PG that is under way.
-struct Busy<'a> {
-    door: &'a ClusterDoor,
-    pg: u32,
 }
 
 impl ClusterDoor {
     /// Knows the pool, which is opened at the first request.
     pub fn new(client: Client, pool: String, runtime: Handle) -> ClusterDoor {
         let open = tokio::sync::Mutex::new((0, None));
-        ClusterDoor { client, pool, runtime, open, busy: Mutex::default() }
+        ClusterDoor { client, pool, runtime, open }
     }
 
     /// Returns the open pool, and its number.
@@ -79,29 +65,6 @@ impl ClusterDoor {
         let mut open = self.open.lock().await;
         if open.0 == number {
             open.1 = None;
-        }
-    }
-
-    fn begin(&self, pg: u32) -> Result<Busy<'_>, DoorError> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = busy.entry(pg).or_default();
-        if *count >= REQUESTS_OF_PG_MAX {
-            let why = "too many requests wait for a placement group".to_string();
-            return Err(DoorError::Unavailable { why });
-        }
-        *count += 1;
-        Ok(Busy { door: self, pg })
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        let mut busy = self.door.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = busy.get_mut(&self.pg) {
-            *count -= 1;
-            if *count == 0 {
-                busy.remove(&self.pg);
-            }
         }
     }
 }
@@ -136,8 +99,6 @@ impl Door for ClusterDoor {
         let mut sessions = 0;
         loop {
             let (number, pool) = self.pool().await?;
-            let name = reads.iter().find_map(Read::name);
-            let _busy = name.map(|name| self.begin(pool.pg_of(name))).transpose()?;
             sessions += 1;
             match pool.look(reads.clone()).await {
                 Err(ObjectError::Ended) if sessions < SESSIONS_MAX => self.forget(number).await,
@@ -149,8 +110,6 @@ impl Door for ClusterDoor {
 
     async fn execute(&self, operation: Operation) -> Result<Executed, DoorError> {
         let (number, pool) = self.pool().await?;
-        let name = operation.objects.first().map(|steps| &steps.name);
-        let _busy = name.map(|name| self.begin(pool.pg_of(name))).transpose()?;
         match pool.execute(&operation).await {
             Ok(done) => Ok(Executed { version: done.version, results: done.results }),
             Err(error) => {

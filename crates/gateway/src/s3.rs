@@ -11,7 +11,6 @@
 //! | `conditions.rs` | conditional headers and ranges |
 //! | `users.rs` | who signed a request |
 
-mod access;
 pub mod checksums;
 pub mod conditions;
 mod get;
@@ -23,14 +22,13 @@ pub mod wire;
 
 use std::sync::Arc;
 
-use bucket::{Bucket, Buckets, Door, Key};
+use bucket::{Action, Bucket, Buckets, Door, Key, may};
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
-use access::{Action, access};
 use users::Users;
 
 /// What all requests of a gateway share.
@@ -141,7 +139,7 @@ impl<D: Door> Shared<D> {
         &self,
         user: Option<&str>,
         name: &str,
-        action: Action,
+        action: Action<'_>,
         owner_expected: Option<&str>,
     ) -> Result<Arc<Bucket>, Refusal> {
         let bucket = match self.buckets.bucket(name).await {
@@ -151,17 +149,17 @@ impl<D: Door> Shared<D> {
             }
             found => found?,
         };
-        access(user, &bucket, action)?;
-        match owner_expected {
-            Some(owner) if owner != bucket.owner => Err(Refusal::access_denied()),
-            _ => Ok(bucket),
+        let is_other = owner_expected.is_some_and(|owner| owner != bucket.owner);
+        match may(user, &bucket, action) && !is_other {
+            true => Ok(bucket),
+            false => Err(Refusal::access_denied()),
         }
     }
 
     async fn bucket_asked(
         &self,
         asked: &Asked<'_>,
-        action: Action,
+        action: Action<'_>,
     ) -> Result<Arc<Bucket>, Refusal> {
         let owner = asked.header("x-amz-expected-bucket-owner")?;
         self.bucket(asked.user, asked.bucket()?, action, owner).await

@@ -205,7 +205,7 @@ impl Cluster {
     fn start(base: &Path, osds: &str, osd_size: &str) -> Cluster {
         let cluster = Cluster { dir: base.join("cluster") };
         let mut up = Command::new(ASHLAR);
-        up.args(["up", "--detach", "--osds", osds, "--osd-size", osd_size]);
+        up.args(["up", "--no-gateway", "--detach", "--osds", osds, "--osd-size", osd_size]);
         done(up.args(["--commit", "immediate", "--dir"]).arg(&cluster.dir));
         cluster
     }

@@ -36,6 +36,9 @@ pub struct UpArgs {
     /// Delay before a daemon that exited is restarted, or `never`
     #[arg(long, default_value = "1s", value_name = "TIME|never")]
     pub restart_after: RestartAfter,
+    /// Run no S3 gateway, and create no pool for it
+    #[arg(long)]
+    pub no_gateway: bool,
     /// Run in the background; return as soon as volumes can be written
     #[arg(long)]
     pub detach: bool,

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,9 +12,9 @@ use base::OsdId;
 use client::Config;
 use cluster::message::Failure;
 use rustix::fs::{FlockOperation, flock};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::directory::socket_path;
+use super::directory::{gateway_place, socket_path};
 use super::protocol::{Answer, EndedChild, Request, WantedOsds};
 use super::show::{Ready, WorkShow, print_ready};
 use crate::background;
@@ -77,6 +78,9 @@ fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     command.arg(format!("--osd-size={}B", args.osd_size.0));
     if let Some(commit) = args.commit {
         command.arg(format!("--commit={}", commit.name()));
+    }
+    if args.no_gateway {
+        command.arg("--no-gateway");
     }
     if let Some(state) = args.state {
         command.arg(format!("--state={}", state.name()));
@@ -212,6 +216,15 @@ pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
     }
 }
 
+/// Returns the gateway that the `up` of this directory runs, with its address, and whether somebody listens there.
+pub fn gateways(dir: &Path) -> Vec<Value> {
+    let Some(place) = gateway_place(dir) else { return Vec::new() };
+    let address = place.parse::<std::net::SocketAddr>().ok();
+    let connected = address.map(|address| TcpStream::connect_timeout(&address, ANSWER_TIME_MAX));
+    let is_up = connected.is_some_and(|connected| connected.is_ok());
+    vec![json!({ "url": format!("http://{place}"), "up": is_up })]
+}
+
 fn ask(dir: &Path, request: Request, format: Format) -> Result<Ready, Failure> {
     ask_on(&mut connect(dir)?, dir, request, format)
 }
@@ -233,7 +246,7 @@ fn ask_on(
         match serde_json::from_str(&line.map_err(|_| closed())?) {
             Ok(Answer::Progress { line }) => show.line(&line),
             Ok(Answer::Work(work)) => show.work(&work),
-            Ok(Answer::Done { next, osds_failed }) => return Ok(Ready { next, osds_failed }),
+            Ok(Answer::Done { steps, osds_failed }) => return Ok(Ready { steps, osds_failed }),
             Ok(Answer::Failed { error }) => return Err(error),
             Ok(Answer::Ended { .. }) | Err(_) => return Err(closed()),
         }

@@ -24,6 +24,17 @@ pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
     Ok((open, path))
 }
 
+/// Returns where the gateway of a directory listens, as `HOST:PORT`. `None`: there is none.
+pub fn gateway_place(dir: &Path) -> Option<String> {
+    let text = fs::read_to_string(gateway_file(dir)).ok()?;
+    Some(text.trim().to_owned()).filter(|place| !place.is_empty())
+}
+
+/// Returns the path of the file that says where the gateway listens.
+pub fn gateway_file(dir: &Path) -> PathBuf {
+    dir.join("gateway.listen")
+}
+
 /// Returns the OSDs that are complete. A directory without `blocks` belongs to an OSD whose creation was
 /// interrupted: the file gets that name only when it is complete.
 pub fn existing_osds(dir: &Path) -> Vec<OsdId> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use base::OsdId;
 use cluster::message::Failure;
 
-use super::protocol::{Request, Work};
+use super::protocol::{NextSteps, Request, Work};
 
 /// OSDs that fail to start; the setup does not wait for them.
 pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
@@ -24,6 +24,8 @@ pub enum Role {
     Osd(OsdId),
     /// The NBD server.
     Nbd,
+    /// The S3 gateway.
+    Gateway,
 }
 
 impl Role {
@@ -34,6 +36,7 @@ impl Role {
             Role::Monitor => "mon.1".into(),
             Role::Osd(osd) => osd.to_string(),
             Role::Nbd => "nbd".into(),
+            Role::Gateway => "gateway".into(),
         }
     }
 }
@@ -52,8 +55,8 @@ pub enum Event {
     Progress(String),
     /// Progress of a long task of the setup.
     Work(Work),
-    /// Volumes can be written, or OSDs were added. Holds the commands to suggest to the user.
-    Ready(Vec<String>),
+    /// Volumes can be written, or OSDs were added.
+    Ready(NextSteps),
     /// The setup failed, or adding OSDs failed.
     Failed(Failure),
     /// SIGTERM or SIGINT was received.

@@ -50,9 +50,9 @@ pub enum Answer {
     },
     /// The request was carried out.
     Done {
-        /// Commands to suggest to the user; may be empty.
-        #[serde(default)]
-        next: Vec<String>,
+        /// What to tell the user; may be empty.
+        #[serde(flatten)]
+        steps: NextSteps,
         /// OSDs that fail to start; the cluster is ready without them.
         #[serde(default)]
         osds_failed: Vec<OsdId>,
@@ -62,6 +62,55 @@ pub enum Answer {
         /// The reason.
         error: Failure,
     },
+}
+
+/// What a user is told of a cluster that is ready.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct NextSteps {
+    /// Commands to suggest.
+    #[serde(default)]
+    pub next: Vec<String>,
+    /// The S3 gateway, if there is one.
+    #[serde(default)]
+    pub gateway: Option<GatewayAccess>,
+}
+
+/// How to reach the gateway.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GatewayAccess {
+    /// Its address.
+    pub url: String,
+    /// The region that signatures name.
+    pub region: String,
+    /// The key of the first user, told once, by the `up` that created it.
+    #[serde(flatten)]
+    pub key: Option<GatewayKey>,
+}
+
+/// An access key with its secret.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayKey {
+    /// The access key.
+    pub access_key: String,
+    /// Its secret.
+    pub secret_key: String,
+}
+
+impl std::fmt::Debug for GatewayKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.access_key)
+    }
+}
+
+impl NextSteps {
+    /// Returns the same without what is told once.
+    pub fn again(&self) -> NextSteps {
+        let mut steps = self.clone();
+        if let Some(gateway) = &mut steps.gateway {
+            gateway.key = None;
+        }
+        steps
+    }
 }
 
 /// A child that exited although it should run.

@@ -15,13 +15,13 @@ use std::time::Duration;
 use base::{ClusterId, OsdId};
 use client::Config;
 use cluster::map::{ClusterFile, FailureDomain};
-use cluster::message::{Command, Failure};
+use cluster::message::{Command, Failure, ObjectOptions};
 use serde_json::Value;
 
-use super::directory::{existing_osds, is_stopped};
+use super::directory::{existing_osds, gateway_file, gateway_place, is_stopped};
 use super::event::{Event, FailedOsds, Role};
-use super::protocol::{WantedOsds, Work};
-use crate::cli::{StoreArg, UpArgs};
+use super::protocol::{GatewayAccess, GatewayKey, NextSteps, WantedOsds, Work};
+use crate::cli::{INDEX_POOL, REGION, StoreArg, UpArgs};
 use crate::mon::MonitorFile;
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
@@ -68,7 +68,8 @@ pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
 /// Starts the setup, which reports through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
     let (dir, wanted, state) = (dir.to_owned(), WantedOsds::of(args), args.state);
-    let setup = Setup { dir, wanted, state, events, failed_osds };
+    let has_gateway = !args.no_gateway;
+    let setup = Setup { dir, wanted, state, has_gateway, events, failed_osds };
     setup.begin(Setup::run);
 }
 
@@ -81,7 +82,8 @@ pub fn add_osds(
     events: Sender<Event>,
     failed_osds: FailedOsds,
 ) {
-    let setup = Setup { dir: dir.to_owned(), wanted, state: None, events, failed_osds };
+    let (dir, state, has_gateway) = (dir.to_owned(), None, false);
+    let setup = Setup { dir, wanted, state, has_gateway, events, failed_osds };
     setup.begin(move |setup| setup.add_osds(&running));
 }
 
@@ -120,43 +122,47 @@ struct Setup {
     dir: PathBuf,
     wanted: WantedOsds,
     state: Option<StoreArg>,
+    /// Whether a gateway is started, too.
+    has_gateway: bool,
     events: Sender<Event>,
     failed_osds: FailedOsds,
 }
 
 impl Setup {
     /// Runs `work` on a thread and reports the result as an event.
-    fn begin(self, work: impl FnOnce(&Setup) -> Result<Vec<String>, Failure> + Send + 'static) {
+    fn begin(self, work: impl FnOnce(&Setup) -> Result<NextSteps, Failure> + Send + 'static) {
         std::thread::spawn(move || {
             let event = match work(&self) {
-                Ok(next) => Event::Ready(next),
+                Ok(steps) => Event::Ready(steps),
                 Err(error) => Event::Failed(error),
             };
             let _ = self.events.send(event);
         });
     }
 
-    fn run(&self) -> Result<Vec<String>, Failure> {
+    fn run(&self) -> Result<NextSteps, Failure> {
         let config = self.cluster_files()?;
         self.start_etcd(&config)?;
         self.start_monitor(&config)?;
         self.make_osds(&config)?;
         self.start_osds(&config, &self.existing_osds())?;
         self.make_pool(&config)?;
+        let has_gateway = self.has_gateway && self.make_index_pool(&config)?;
         self.start_nbd()?;
         self.wait_active(&config)?;
-        Ok(self.next_steps())
+        let gateway = if has_gateway { Some(self.start_gateway(&config)?) } else { None };
+        Ok(NextSteps { next: self.next_steps(), gateway })
     }
 
     /// Creates missing OSDs and starts all that are not running, including OSDs that an earlier, failed
     /// attempt created.
-    fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<Vec<String>, Failure> {
+    fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<NextSteps, Failure> {
         let config = Config::load(&self.dir)?;
         self.make_osds(&config)?;
         let mut osds = self.existing_osds();
         osds.retain(|osd| !running.contains(osd));
         self.start_osds(&config, &osds)?;
-        Ok(self.next_steps())
+        Ok(NextSteps { next: self.next_steps(), gateway: None })
     }
 
     fn say(&self, line: impl Into<String>) {
@@ -429,6 +435,66 @@ impl Setup {
         }
     }
 
+    /// Creates the pool of the gateway's buckets, if it is not there. Returns `false` if it cannot be used.
+    fn make_index_pool(&self, config: &Config) -> Result<bool, Failure> {
+        let pools = self.pools(config)?;
+        if let Some(pool) = pools.iter().find(|pool| pool["name"] == INDEX_POOL) {
+            let is_usable = pool["kind"] == "object";
+            if !is_usable {
+                self.say(format!("no S3 gateway: the pool {INDEX_POOL} keeps volumes"));
+            }
+            return Ok(is_usable);
+        }
+        match client::call(config, index_pool(), START_TIME_MAX) {
+            // The pool was created by an earlier attempt whose answer was lost.
+            Err(error) if error.code == "exists" => Ok(true),
+            result => result.map(|_| true),
+        }
+    }
+
+    /// Starts the gateway, and creates the first user. Returns once the gateway listens.
+    fn start_gateway(&self, config: &Config) -> Result<GatewayAccess, Failure> {
+        let place = self.gateway_place()?;
+        self.say("starting the S3 gateway");
+        let arguments = vec!["gateway".into(), format!("--listen=tcp:{place}")];
+        self.spawn(Role::Gateway, arguments);
+        let key = match crate::gateway::first_user(config, INDEX_POOL) {
+            Ok(key) => key,
+            // The cluster is up, and its volumes are there; an operator can make users later.
+            Err(error) => {
+                self.say(format!("cannot create the first user: {}", error.message));
+                None
+            }
+        };
+        let deadline = std::time::Instant::now() + START_TIME_MAX;
+        while TcpStream::connect(&place).is_err() {
+            if std::time::Instant::now() > deadline {
+                let message = "the gateway did not start within 5 minutes".to_owned();
+                return Err(failure("timeout", message, format!("see {}", self.path("log"))));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let key = key.map(|(access_key, secret_key)| GatewayKey { access_key, secret_key });
+        Ok(GatewayAccess { url: format!("http://{place}"), region: REGION.to_owned(), key })
+    }
+
+    /// Returns where the gateway listens: where it did before, if nobody else listens there now.
+    fn gateway_place(&self) -> Result<String, Failure> {
+        let before = gateway_place(&self.dir);
+        if let Some(place) = before.filter(|place| TcpListener::bind(place).is_ok()) {
+            return Ok(place);
+        }
+        let cannot = |error: std::io::Error| {
+            let message = format!("cannot choose a port for the gateway: {error}");
+            failure("io", message, "free a TCP port on the loopback address, or use --no-gateway")
+        };
+        let place = free_listener().and_then(|listener| listener.local_addr()).map_err(cannot)?;
+        let place = place.to_string();
+        io::replace_file(&gateway_file(&self.dir), place.as_bytes(), 0o644)
+            .map_err(|error| cannot(std::io::Error::other(error.to_string())))?;
+        Ok(place)
+    }
+
     fn start_nbd(&self) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         if socket.as_os_str().len() > SOCKET_NAME_MAX {
@@ -540,5 +606,21 @@ impl Setup {
             format!("nbdinfo 'nbd+unix:///disk1?socket={}'", self.path("nbd.sock")),
             format!("{program} down --dir {}", self.dir.display()),
         ]
+    }
+}
+
+/// Returns the command that creates the pool of the gateway's buckets.
+fn index_pool() -> Command {
+    /// PGs can never outnumber the shards, so there are enough for the largest cluster.
+    const SHARDS: u32 = 4096;
+    Command::PoolCreate {
+        pool: INDEX_POOL.into(),
+        // As the default pool: two copies, or one if there is only one OSD.
+        scheme: None,
+        min_size: None,
+        pg_count: None,
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+        objects: Some(ObjectOptions { shards: Some(SHARDS), compression: None }),
     }
 }

@@ -6,13 +6,13 @@ use base::OsdId;
 use cluster::message::Failure;
 use serde_json::json;
 
-use super::protocol::Work;
+use super::protocol::{GatewayAccess, GatewayKey, NextSteps, Work};
 use crate::output::{Format, Progress, print_json};
 
 /// A cluster that is ready.
 pub struct Ready {
-    /// Commands to suggest to the user.
-    pub next: Vec<String>,
+    /// What to tell the user.
+    pub steps: NextSteps,
     /// OSDs that fail to start.
     pub osds_failed: Vec<OsdId>,
 }
@@ -52,14 +52,33 @@ impl WorkShow {
 /// Prints that the cluster is ready, and which commands to try next.
 pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) -> Result<(), Failure> {
     if format == Format::Json {
-        let Ready { next, osds_failed } = ready;
-        let answer = json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
+        let Ready { steps: NextSteps { next, gateway }, osds_failed } = ready;
+        let mut answer =
+            json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
+        if let Some(gateway) = gateway {
+            answer["gateway"] = json!(gateway);
+        }
         return print_json(&answer);
     }
     print_line!("The cluster in {} {what}.", dir.display())?;
     print_line!("What to type next:")?;
-    for line in &ready.next {
+    for line in &ready.steps.next {
         print_line!("  {line}")?;
     }
-    Ok(())
+    match &ready.steps.gateway {
+        Some(gateway) => print_gateway(gateway),
+        None => Ok(()),
+    }
+}
+
+fn print_gateway(gateway: &GatewayAccess) -> Result<(), Failure> {
+    let GatewayAccess { url, region, key } = gateway;
+    let Some(GatewayKey { access_key, secret_key }) = key else {
+        return print_line!("S3 at {url}: `ashlar user key add USER` makes an access key.");
+    };
+    print_line!("S3 at {url}. The keys of user `admin` are shown only now:")?;
+    print_line!("  export AWS_ENDPOINT_URL={url} AWS_REGION={region}")?;
+    print_line!("  export AWS_ACCESS_KEY_ID={access_key}")?;
+    print_line!("  export AWS_SECRET_ACCESS_KEY={secret_key}")?;
+    print_line!("  aws s3 mb s3://photos")
 }

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::directory::{existing_osds, is_stopped, log_of, socket_path, stop_mark};
 use super::event::{Event, FailedOsds, Role};
-use super::protocol::{Answer, EndedChild, Request, WantedOsds, Work};
+use super::protocol::{Answer, EndedChild, NextSteps, Request, WantedOsds, Work};
 use super::setup;
 use super::show::{Ready, WorkShow, print_ready};
 use crate::REMOVED_CODE;
@@ -78,8 +78,8 @@ struct Supervisor<'a> {
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
-    /// Commands to suggest to the user; `None` until volumes can be written.
-    ready: Option<Vec<String>>,
+    /// What to tell the user; `None` until volumes can be written.
+    ready: Option<NextSteps>,
     /// Connections of commands that wait for the setup, or later for OSDs that are being added.
     waiting: Vec<UnixStream>,
     failed_osds: FailedOsds,
@@ -176,7 +176,7 @@ fn answer(mut connection: &UnixStream, answer: &Answer) {
 }
 
 fn done() -> Answer {
-    Answer::Done { next: Vec::new(), osds_failed: Vec::new() }
+    Answer::Done { steps: NextSteps::default(), osds_failed: Vec::new() }
 }
 
 fn going_down() -> Answer {
@@ -205,7 +205,7 @@ impl Supervisor<'_> {
                 Some(Event::Asked(request, connection)) => self.on_request(request, connection),
                 Some(Event::Progress(line)) => self.on_progress(line),
                 Some(Event::Work(work)) => self.on_work(work),
-                Some(Event::Ready(next)) => self.on_ready(next),
+                Some(Event::Ready(steps)) => self.on_ready(steps),
                 Some(Event::Failed(error)) => {
                     self.end_waiting(&Answer::Failed { error: error.clone() });
                     if self.ready.is_none() {
@@ -404,9 +404,9 @@ impl Supervisor<'_> {
     fn on_request(&mut self, request: Request, connection: UnixStream) {
         match request {
             Request::Wait => match &self.ready {
-                Some(next) => answer(
+                Some(steps) => answer(
                     &connection,
-                    &Answer::Done { next: next.clone(), osds_failed: self.osds_failed() },
+                    &Answer::Done { steps: steps.clone(), osds_failed: self.osds_failed() },
                 ),
                 None => {
                     for line in &self.reports {
@@ -451,7 +451,7 @@ impl Supervisor<'_> {
         let there = existing_osds(self.dir);
         self.children.retain(|role, child| match role {
             Role::Osd(osd) => !matches!(child.state, State::Dead(_)) || there.contains(osd),
-            Role::Etcd | Role::Monitor | Role::Nbd => true,
+            Role::Etcd | Role::Monitor | Role::Nbd | Role::Gateway => true,
         });
         let osd_of = |role: &Role| if let Role::Osd(osd) = role { Some(*osd) } else { None };
         let running = self.children.keys().filter_map(osd_of).collect();
@@ -541,25 +541,29 @@ impl Supervisor<'_> {
         }
     }
 
-    fn on_ready(&mut self, next: Vec<String>) {
-        self.end_waiting(&Answer::Done { next: next.clone(), osds_failed: self.osds_failed() });
+    fn on_ready(&mut self, mut steps: NextSteps) {
+        if steps.gateway.is_none() {
+            steps.gateway = self.ready.as_ref().and_then(|ready| ready.gateway.clone());
+        }
+        self.end_waiting(&Answer::Done { steps: steps.clone(), osds_failed: self.osds_failed() });
         self.children.values_mut().for_each(|child| child.is_awaited = false);
         if self.format == Format::Text && self.ready.is_none() {
             let osds_failed = self.osds_failed();
-            let ready = Ready { next: next.clone(), osds_failed };
+            let ready = Ready { steps: steps.clone(), osds_failed };
             // The cluster is up, whether somebody reads it or not.
             let _ = print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready);
         }
-        self.ready = Some(next);
+        // A secret is told once.
+        self.ready = Some(steps.again());
     }
 
-    /// Stops all children, then answers the commands that requested the shutdown. Order: first the NBD
-    /// server, so that no request is in flight; then the monitor, because otherwise it would remove each
+    /// Stops all children, then answers the commands that requested the shutdown. Order: first the gateway
+    /// and the NBD server, so that no request is in flight; then the monitor, because otherwise it would remove each
     /// exiting OSD from its PGs and the next start would have to undo that; then the OSDs; last the state
     /// store.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {
         let order: [fn(&Role) -> bool; 4] = [
-            |role| *role == Role::Nbd,
+            |role| matches!(role, Role::Nbd | Role::Gateway),
             |role| *role == Role::Monitor,
             |role| matches!(role, Role::Osd(_)),
             |role| *role == Role::Etcd,

@@ -71,7 +71,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     assert_eq!(etcd_pid(&cluster), None, "`down` stops it");
     let up = |arguments: &[&str]| {
         let mut command = Command::new(ASHLAR);
-        command.args(["up", "--json", "--dir"]).arg(cluster.path()).args(arguments);
+        command.args(["up", "--no-gateway", "--json", "--dir"]).arg(cluster.path()).args(arguments);
         command
     };
     let error = refused(&mut up(&["--state=embedded"]), "exists");
@@ -92,7 +92,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
 fn a_missing_etcd_is_reported_with_the_name_of_its_package() {
     let directory = Directory::new("noetcd");
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--json", "--state=etcd", "--dir"]).arg(directory.path());
+    up.args(["up", "--no-gateway", "--json", "--state=etcd", "--dir"]).arg(directory.path());
     let error = refused(up.env("PATH", "/nonexistent"), "not_installed");
     assert!(error["hint"].as_str().is_some_and(|hint| hint.contains("etcd-server")), "{error}");
     assert!(!directory.path().join("cluster.toml").exists(), "no half a cluster is left");

@@ -66,7 +66,7 @@ impl Cluster {
     /// Starts the cluster, for the first time or again.
     pub fn start(&self, arguments: &[&str]) {
         let mut command = Command::new(ASHLAR);
-        command.args(["up", "--detach", "--dir"]).arg(self.path()).args(arguments);
+        command.args(["up", "--no-gateway", "--detach", "--dir"]).arg(self.path()).args(arguments);
         succeed(&mut command);
     }
 

@@ -30,13 +30,13 @@ fn everything_is_intact_after_a_restart() {
     wait_for("the session to end", || cluster.json(&["volume", "info", "v"])["attached"] == 0);
     let volumes = lasting(cluster.json(&["volume", "ls"]));
     let pools = lasting(cluster.json(&["pool", "ls"]));
-    let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
+    let again = run(Command::new(ASHLAR).args(["up", "--no-gateway", "--detach", "--dir"]).arg(cluster.path()));
     assert!(again.status.success());
     assert!(text_of(&again).contains("is running"), "{}", text_of(&again));
     // While the cluster runs, another `up` can add OSDs; it adds none if their size is invalid.
     let larger = |size: &str| {
         let mut larger = Command::new(ASHLAR);
-        larger.args(["up", "--detach", "--json", "--osds", "4", "--osd-size", size, "--dir"]);
+        larger.args(["up", "--no-gateway", "--detach", "--json", "--osds", "4", "--osd-size", size, "--dir"]);
         larger.arg(cluster.path());
         larger
     };
@@ -162,7 +162,7 @@ fn pools_have_their_own_block_sizes() {
 fn up_reports_what_it_does_and_its_progress() {
     let cluster = Cluster { directory: Directory::new("progress") };
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--osds", "2", "--osd-size", "256MiB", "--dir"]);
+    up.args(["up", "--no-gateway", "--detach", "--osds", "2", "--osd-size", "256MiB", "--dir"]);
     let output = run(up.arg(cluster.path()));
     assert!(output.status.success(), "{}", text_of(&output));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -215,7 +215,7 @@ fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     let cluster = Cluster { directory: Directory::new("cut-short") };
     // The size is large enough that `up` is killed long before it has finished.
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
     let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
     let half = cluster.path().join("osd.1/blocks.new");
     wait_for("the making to begin", || half.metadata().is_ok_and(|found| found.blocks() > 0));
@@ -249,7 +249,7 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     std::fs::File::create(&blocks).and_then(|file| file.set_len(size)).expect("ours");
 
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--restart-after", "50ms", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--detach", "--restart-after", "50ms", "--dir"]).arg(cluster.path());
     let output = run(&mut up);
     assert!(output.status.success(), "{}", text_of(&output));
     let said = text_of(&output);
@@ -258,7 +258,7 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     }
     cluster.refused(&["osd", "start", "1"], "died");
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--json", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--detach", "--json", "--dir"]).arg(cluster.path());
     let ready: Value = serde_json::from_str(&succeed(&mut up)).expect("JSON");
     assert_eq!(ready["osds_failed"], serde_json::json!([1]), "{ready}");
     cluster.wait_status("an OSD to be missed", |status| status["health"] == "error");
@@ -313,7 +313,7 @@ fn the_cluster_is_found_by_option_by_variable_and_by_default() {
     let cluster = Cluster { directory: home };
     // Does the same as `make up`: uses `.ashlar` in the current directory.
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--osds", "1", "--osd-size", "256MiB"]);
+    up.args(["up", "--no-gateway", "--detach", "--osds", "1", "--osd-size", "256MiB"]);
     succeed(up.current_dir(cluster.path()));
     let directory = cluster.path().join(".ashlar");
     let below = cluster.path().join("a/b");

@@ -125,7 +125,7 @@ fn commands_for_one_machine_refuse_a_cluster_of_several_hosts_and_change_nothing
     ];
     let up = |more: &[&str]| {
         let mut up = Command::new(ASHLAR);
-        up.args(["up", "--json", "--dir"]).arg(dir).args(more);
+        up.args(["up", "--no-gateway", "--json", "--dir"]).arg(dir).args(more);
         let error = refused(&mut up, "several_hosts");
         assert!(error["hint"].as_str().expect("a text").contains("mon run"), "{error}");
     };

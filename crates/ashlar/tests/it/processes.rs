@@ -32,7 +32,7 @@ fn children_exit_when_up_is_killed() {
 fn ctrl_c_stops_clients_before_what_they_need() {
     let cluster = Cluster { directory: Directory::new("ctrl-c") };
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--osds", "2", "--osd-size", "256MiB", "--commit", "fsync", "--dir"]);
+    up.args(["up", "--no-gateway", "--osds", "2", "--osd-size", "256MiB", "--commit", "fsync", "--dir"]);
     let up = up.arg(cluster.path()).process_group(0).stdin(Stdio::null());
     let mut up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines().map_while(Result::ok);
@@ -105,7 +105,7 @@ fn a_stopped_osd_stays_stopped_when_up_restarts() {
     kill_9(cluster.up_pid());
     wait_for("the children to end", || cluster.processes().is_empty());
     let mut up = Command::new(ASHLAR);
-    let output = run(up.args(["up", "--detach", "--dir"]).arg(cluster.path()));
+    let output = run(up.args(["up", "--no-gateway", "--detach", "--dir"]).arg(cluster.path()));
     assert!(output.status.success(), "{}", text_of(&output));
     assert!(text_of(&output).contains("osd.2 was stopped"), "{}", text_of(&output));
     wait_for("the other one alone to be up", || ups() == [true, false]);

@@ -32,7 +32,7 @@ fn three(name: &str, more: &[&str]) -> Cluster {
 /// recovery.
 fn start_and_recover(cluster: &Cluster, text: &str) {
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--detach", "--dir"]).arg(cluster.path());
     let up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     wait_for("the monitor to notice", || is_older(cluster));
     let patience = std::time::Duration::from_secs(120);

@@ -800,7 +800,7 @@ fn a_foreign_osd_in_the_place_of_another_is_refused_and_the_cluster_goes_on_with
     fs::rename(mine.join("blocks"), &aside).expect("ours");
     fs::copy(theirs.join("blocks"), mine.join("blocks")).expect("ours");
     let mut up = Command::new(ASHLAR);
-    let output = run(up.args(["up", "--detach", "--dir"]).arg(cluster.path()));
+    let output = run(up.args(["up", "--no-gateway", "--detach", "--dir"]).arg(cluster.path()));
     assert!(output.status.success(), "{}", text_of(&output));
     cluster.wait_osd(2, false);
     wait_for("it to say why", || {

@@ -1,9 +1,8 @@
 //! Objects: get, head, delete.
 
-use bucket::{ByteRange, Conditions, Door, ETag, Failure, Found, ObjectInfo};
+use bucket::{Action, ByteRange, Conditions, Door, ETag, Failure, Found, ObjectInfo, may};
 use hyper::{Method, StatusCode};
 
-use super::access::Action;
 use super::conditions::{date_of_ms, range_of};
 use super::{Answer, Asked, Shared, check_version_id};
 use crate::errors::Refusal;
@@ -43,7 +42,7 @@ impl<D: Door> Shared<D> {
     /// GetObject and HeadObject.
     pub async fn get_object(&self, asked: &Asked<'_>) -> Result<Answer, Refusal> {
         let key = asked.key()?;
-        let bucket = self.bucket_asked(asked, Action::ReadObject).await?;
+        let bucket = self.bucket_asked(asked, Action::ReadObject(&key)).await?;
         check_version_id(asked.exchange.query.get("versionId"))?;
         let customer_key = asked
             .headers
@@ -93,9 +92,9 @@ impl<D: Door> Shared<D> {
     /// Who may not list a bucket does not learn which keys it lacks.
     fn no_such_key(&self, asked: &Asked<'_>, bucket: &bucket::Bucket, failure: Failure) -> Refusal {
         let is_absent = matches!(failure, Failure::NoSuchKey | Failure::Hidden { .. });
-        match super::access::access(asked.user, bucket, Action::ListBucket) {
-            Err(_) if is_absent => Refusal::access_denied(),
-            _ => Refusal::from(failure),
+        match may(asked.user, bucket, Action::ListBucket) || !is_absent {
+            true => Refusal::from(failure),
+            false => Refusal::access_denied(),
         }
     }
 
@@ -107,7 +106,7 @@ impl<D: Door> Shared<D> {
                 return Err(Refusal::not_implemented(&format!("The header {name}")));
             }
         }
-        let bucket = self.bucket_asked(asked, Action::WriteObject).await?;
+        let bucket = self.bucket_asked(asked, Action::DeleteObject(&key)).await?;
         check_version_id(asked.exchange.query.get("versionId"))?;
         let conditions =
             Conditions { if_match: asked.conditions()?.if_match, ..Conditions::default() };

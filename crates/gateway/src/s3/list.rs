@@ -1,9 +1,8 @@
 //! ListObjects and ListObjectsV2, written straight from the page of the index.
 
-use bucket::{Door, ListEntry, ListPage, ListRequest, ObjectInfo};
+use bucket::{Action, Door, ListEntry, ListPage, ListRequest, ObjectInfo};
 use hyper::StatusCode;
 
-use super::access::Action;
 use super::checksums::algorithm_name;
 use super::get::quoted;
 use super::{Answer, Asked, Shared};

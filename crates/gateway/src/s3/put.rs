@@ -2,21 +2,18 @@
 
 use std::error::Error;
 
-use bucket::{Door, Expected, Metadata, NewObject, Upload};
+use bucket::{Action, Door, Expected, Metadata, NewObject, USER_METADATA_MAX, Upload};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use hyper::{HeaderMap, StatusCode};
 
-use super::access::Action;
 use super::get::quoted;
 use super::{Answer, Asked, Shared};
 use crate::errors::Refusal;
 
 /// The most bytes that are put at once: 5 GiB, as in S3.
 const SIZE_MAX: u64 = 5 << 30;
-/// The most bytes of names and values of a client's own metadata.
-const METADATA_SIZE_MAX: usize = 2048;
 
 /// Headers that are given back as they came.
 const KEPT: &[&str] = &[
@@ -53,7 +50,7 @@ impl<D: Door> Shared<D> {
         B: Body<Data = Bytes, Error = BodyError> + Unpin,
     {
         let key = asked.key()?;
-        let bucket = self.bucket_asked(asked, Action::WriteObject).await?;
+        let bucket = self.bucket_asked(asked, Action::WriteObject(&key)).await?;
         asked.check_put()?;
         let (announced, md5) = (asked.announced()?, asked.content_md5()?);
         let length = asked.length()?;
@@ -198,12 +195,12 @@ impl Asked<'_> {
             size += name.len() + value.len();
             metadata.user.insert(name.to_string(), value);
         }
-        if size > METADATA_SIZE_MAX {
+        if size > USER_METADATA_MAX {
             let message = "Your metadata headers exceed the maximum allowed metadata size";
             let refusal = Refusal::new(StatusCode::BAD_REQUEST, "MetadataTooLarge", message);
             return Err(refusal
                 .with_detail("Size", size.to_string())
-                .with_detail("MaxSizeAllowed", METADATA_SIZE_MAX.to_string()));
+                .with_detail("MaxSizeAllowed", USER_METADATA_MAX.to_string()));
         }
         Ok(metadata)
     }

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bucket::{CannedAcl, Conditions, Door, Failure};
+use bucket::{Action, CannedAcl, Conditions, Door, Failure, may};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::http::Extensions;
@@ -27,7 +27,6 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 use tokio::task::JoinSet;
 
-use super::access::Action;
 use super::checksums::Announced;
 use super::conditions::tags_of;
 use super::route::{Route, route};
@@ -304,7 +303,7 @@ impl<D: Door> Operations<D> {
         &self,
         request: &S3Request<T>,
         name: &str,
-        action: Action,
+        action: Action<'_>,
     ) -> S3Result<Arc<bucket::Bucket>> {
         let user = self.user(request).await?;
         let owner = request.headers.get("x-amz-expected-bucket-owner");
@@ -444,7 +443,7 @@ impl<D: Door> S3 for Operations<D> {
     ) -> S3Result<S3Response<dto::DeleteBucketOutput>> {
         let exchange = exchange_of(&request.extensions)?;
         let name = &request.input.bucket;
-        self.bucket(&request, name, Action::OwnBucket).await?;
+        self.bucket(&request, name, Action::Administer).await?;
         let deleted = self.0.buckets.delete_bucket(&exchange.client, name).await;
         deleted.map_err(Refusal::from)?;
         let status = StatusCode::NO_CONTENT;
@@ -496,7 +495,7 @@ impl<D: Door> S3 for Operations<D> {
         &self,
         request: S3Request<dto::GetBucketLocationInput>,
     ) -> S3Result<S3Response<dto::GetBucketLocationOutput>> {
-        self.bucket(&request, &request.input.bucket, Action::OwnBucket).await?;
+        self.bucket(&request, &request.input.bucket, Action::Administer).await?;
         // The first region has no name here.
         let region = Some(self.0.region.clone()).filter(|region| region != "us-east-1");
         let location_constraint = region.map(dto::BucketLocationConstraint::from);
@@ -507,7 +506,7 @@ impl<D: Door> S3 for Operations<D> {
         &self,
         request: S3Request<dto::GetBucketVersioningInput>,
     ) -> S3Result<S3Response<dto::GetBucketVersioningOutput>> {
-        let bucket = self.bucket(&request, &request.input.bucket, Action::OwnBucket).await?;
+        let bucket = self.bucket(&request, &request.input.bucket, Action::Administer).await?;
         let status = match bucket.versioning {
             bucket::Versioning::Off => None,
             bucket::Versioning::Enabled => Some(dto::BucketVersioningStatus::ENABLED),
@@ -522,7 +521,7 @@ impl<D: Door> S3 for Operations<D> {
         &self,
         request: S3Request<dto::GetBucketAclInput>,
     ) -> S3Result<S3Response<dto::GetBucketAclOutput>> {
-        let bucket = self.bucket(&request, &request.input.bucket, Action::OwnBucket).await?;
+        let bucket = self.bucket(&request, &request.input.bucket, Action::Administer).await?;
         let owner = owner_of(&bucket.owner);
         let person = dto::Grantee {
             display_name: owner.display_name.clone(),
@@ -552,7 +551,7 @@ impl<D: Door> S3 for Operations<D> {
     ) -> S3Result<S3Response<dto::PutBucketAclOutput>> {
         let exchange = exchange_of(&request.extensions)?;
         let input = &request.input;
-        self.bucket(&request, &input.bucket, Action::OwnBucket).await?;
+        self.bucket(&request, &input.bucket, Action::Administer).await?;
         check_grants(&request.headers)?;
         if input.access_control_policy.is_some() {
             return Err(Refusal::not_implemented("An ACL that is not a canned one").into());
@@ -573,7 +572,8 @@ impl<D: Door> S3 for Operations<D> {
         request: S3Request<dto::DeleteObjectsInput>,
     ) -> S3Result<S3Response<dto::DeleteObjectsOutput>> {
         let exchange = exchange_of(&request.extensions)?;
-        let bucket = self.bucket(&request, &request.input.bucket, Action::WriteObject).await?;
+        let user = self.signed_user(&request).await?;
+        let bucket = self.0.buckets.bucket(&request.input.bucket).await.map_err(Refusal::from)?;
         let delete = request.input.delete;
         if delete.objects.is_empty() || delete.objects.len() > DELETE_COUNT_MAX {
             let message = "The XML you provided was not well-formed or did not validate against our \
@@ -589,9 +589,10 @@ impl<D: Door> S3 for Operations<D> {
             while tasks.len() < DELETE_AT_ONCE
                 && let Some(object) = objects.next()
             {
-                let (shared, exchange, bucket) = (self.0.clone(), exchange.clone(), bucket.clone());
+                let (shared, exchange) = (self.0.clone(), exchange.clone());
+                let (bucket, user) = (bucket.clone(), user.clone());
                 tasks.spawn(async move {
-                    let result = delete_one(&shared, &exchange, &bucket, &object).await;
+                    let result = delete_one(&shared, &exchange, (&user, &bucket), &object).await;
                     (object, result)
                 });
             }
@@ -623,7 +624,7 @@ impl<D: Door> S3 for Operations<D> {
 async fn delete_one<D: Door>(
     shared: &Shared<D>,
     exchange: &Exchange,
-    bucket: &bucket::Bucket,
+    (user, bucket): (&str, &bucket::Bucket),
     object: &dto::ObjectIdentifier,
 ) -> Result<(), Refusal> {
     if object.size.is_some() || object.last_modified_time.is_some() {
@@ -631,6 +632,9 @@ async fn delete_one<D: Door>(
     }
     check_version_id(object.version_id.as_deref())?;
     let key = key_of(&object.key)?;
+    if !may(Some(user), bucket, Action::DeleteObject(&key)) {
+        return Err(Refusal::access_denied());
+    }
     let if_match = object.e_tag.as_ref().map(|tag| tags_of(tag.value()));
     let conditions = Conditions { if_match, ..Conditions::default() };
     Ok(shared.buckets.delete(&exchange.client, bucket, &key, &conditions).await?)
