@@ -137,8 +137,8 @@ impl fmt::Display for ETag {
 /// Headers of an object that are given back as they came.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Metadata {
-    /// Content-Type, Content-Encoding, Content-Disposition, Content-Language, Cache-Control, Expires: by their
-    /// names in lower case.
+    /// Content-Type, Content-Encoding, Content-Disposition, Content-Language, Cache-Control, Expires: by
+    /// their names in lower case.
     pub headers: BTreeMap<String, String>,
     /// `x-amz-meta-*`, without that prefix: at most 2 KiB of names and values.
     pub user: BTreeMap<String, String>,

@@ -207,8 +207,8 @@ impl<D: Door> Core<D> {
         }
     }
 
-    /// Puts `b`. Its outcome is known, unless looks fail too: marks are random, and the record has it. `client`:
-    /// for whom, if that counts.
+    /// Puts `b`. Its outcome is known, unless looks fail too: marks are random, and the record has it.
+    /// `client`: for whom, if that counts.
     async fn put_bucket(
         &self,
         client: Option<&Client>,
@@ -310,8 +310,8 @@ impl<D: Door> Core<D> {
         }
     }
 
-    /// Removes `y`, if it is still of this bucket. If that fails, what stays harms nobody: it is believed only if
-    /// `b` names the owner.
+    /// Removes `y`, if it is still of this bucket. If that fails, what stays harms nobody: it counts only
+    /// if `b` names the owner.
     async fn remove_owned(&self, bucket: &Bucket) {
         let (owner, name) = (bucket.owner.clone(), bucket.name.clone());
         let Ok(owned) = encode(&IndexName::Owned { owner, bucket: name }) else { return };

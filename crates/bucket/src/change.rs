@@ -145,7 +145,7 @@ fn too_busy<C: Change>(change: &C) -> Failure {
     }
 }
 
-/// Whether nothing changed a key between two looks. An absent key has no version, so that cannot be told of it.
+/// Whether nothing changed a key between two looks. An absent key has no version: nothing tells this of it.
 pub(crate) fn is_unchanged(before: &KeyView, now: &KeyView) -> bool {
     match (before, now) {
         (Some((before, _)), Some((now, _))) => before == now,
@@ -196,6 +196,44 @@ impl TagCondition {
         match self {
             TagCondition::Any => true,
             TagCondition::OneOf(tags) => tags.contains(&etag.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Epoch;
+
+    use super::*;
+    use crate::head::KeyState;
+    use crate::names::VersionStamp;
+
+    fn view(counter: u64) -> KeyView {
+        let version = Version { epoch: Epoch::new(1), counter };
+        let current = VersionHead {
+            is_hidden: false,
+            is_null: true,
+            is_large: false,
+            id: VersionStamp { stamp: counter, random: counter },
+            size: 0,
+            modified_ms: 0,
+            etag: ETag { md5: [0; 16], parts: 0 },
+            etag_kind: Default::default(),
+            checksum: None,
+            checksum_shape: Default::default(),
+            storage_class: 0,
+            lock: Default::default(),
+            owner: "ann".into(),
+        };
+        Some((version, Head { current, key: KeyState::default() }))
+    }
+
+    /// An operation that happened, and that another one has overtaken since, must not be sent again.
+    #[test]
+    fn only_the_same_version_says_that_nothing_happened() {
+        assert!(is_unchanged(&view(1), &view(1)));
+        for (before, now) in [(view(1), view(2)), (None, view(1)), (view(1), None), (None, None)] {
+            assert!(!is_unchanged(&before, &now));
         }
     }
 }

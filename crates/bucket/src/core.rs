@@ -81,8 +81,8 @@ impl<D: Door> Core<D> {
         self.door.wall_us() / 1000
     }
 
-    /// Sends an operation for a client. That it may not be sent is told as [`DoorError::Unavailable`]: nothing
-    /// has happened, and nothing will.
+    /// Sends an operation for a client. That it may not be sent is told as [`DoorError::Unavailable`]:
+    /// nothing has happened, and nothing will.
     pub(crate) async fn send(
         &self,
         client: &Client,
@@ -121,8 +121,8 @@ impl<D: Door> Core<D> {
         taker.take().await.unwrap_or_else(gone)
     }
 
-    /// Waits for an answer for a client, but not for ever. Then, or if the caller goes away, nothing more is sent
-    /// for the client.
+    /// Waits for an answer for a client, but not for ever. Then, or if the caller goes away, nothing more is
+    /// sent for the client.
     pub(crate) async fn answer<T>(
         &self,
         client: &Client,
@@ -136,6 +136,11 @@ impl<D: Door> Core<D> {
             }
             First::Other(()) => Err(Failure::Unavailable { why: "the cluster is slow".into() }),
         }
+    }
+
+    /// Waits for the answer to a read, but not for ever.
+    pub(crate) async fn read_within<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        self.answer(&Client::new(), work).await
     }
 
     fn begin_task(&self, name: &Name) -> Result<Task> {

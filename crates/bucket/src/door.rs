@@ -17,8 +17,8 @@ use crate::names::Shards;
 
 /// The index pool, the clock and random numbers.
 ///
-/// All objects of an operation, and all reads of a look, are in one placement group: names with the same group
-/// and locator always are.
+/// All objects of an operation, and all reads of a look, are in one placement group: names with the same
+/// group and locator always are.
 pub trait Door: Send + Sync + 'static {
     /// Reads objects, all at one moment.
     fn look(
@@ -38,12 +38,12 @@ pub trait Door: Send + Sync + 'static {
         query: ListQuery,
     ) -> impl Future<Output = Result<objects::Page<objects::Listed>, DoorError>> + Send;
 
-    /// Returns which PG has an object. It is used for limits alone: a PG that is down must not stop all others.
+    /// Returns which PG has an object, for limits alone: a PG that is down must not stop all others.
     fn pg_of(&self, name: &Name) -> u64 {
         u64::from(crate::names::ring_position(name.bytes()) >> 4)
     }
 
-    /// Returns the wall clock: microseconds since 1970. It may be wrong, and nothing depends on it for safety.
+    /// Returns the wall clock: microseconds since 1970. It may be wrong: nothing depends on it for safety.
     fn wall_us(&self) -> u64;
 
     /// Returns a clock that only runs forward, also while the machine sleeps: microseconds since some moment.

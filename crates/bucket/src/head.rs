@@ -230,8 +230,8 @@ impl VersionHead {
 }
 
 impl Head {
-    /// Returns the data of the object `k`. Requires: the owner's name has 1 to [`OWNER_SIZE_MAX`] bytes, and the
-    /// checksum has the size of its kind.
+    /// Returns the data of the object `k`. Requires: the owner's name has 1 to [`OWNER_SIZE_MAX`] bytes, and
+    /// the checksum has the size of its kind.
     pub fn encode(&self) -> Vec<u8> {
         let Head { current, key } = self;
         assert!((1..=OWNER_SIZE_MAX).contains(&current.owner.len()));

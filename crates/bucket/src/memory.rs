@@ -358,12 +358,14 @@ pub struct MemoryDoor {
     faults: Faults,
     /// Operations whose outcome is unknown, and that may still happen.
     open: Arc<Mutex<BTreeMap<u64, Operation>>>,
+    /// Before which effect from now on a pause is long, and how long.
+    stall: Mutex<Option<(u64, Duration)>>,
 }
 
 impl MemoryDoor {
     /// Creates a door to a pool.
     pub fn new(pool: Arc<Pool>, runner: Runner, ahead_us: u64, faults: Faults) -> MemoryDoor {
-        MemoryDoor { pool, runner, ahead_us, faults, open: Arc::default() }
+        MemoryDoor { pool, runner, ahead_us, faults, open: Arc::default(), stall: Mutex::default() }
     }
 
     /// Returns the runner.
@@ -371,8 +373,27 @@ impl MemoryDoor {
         &self.runner
     }
 
+    /// The gateway is stopped for so long before its n-th effect from now on.
+    pub fn stall_at(&self, effect: u64, time: Duration) {
+        *lock(&self.stall) = Some((effect, time));
+    }
+
+    /// Returns how long the gateway is stopped before this effect.
+    fn stalled(&self) -> Option<Duration> {
+        let mut stall = lock(&self.stall);
+        let (effect, time) = stall.as_mut()?;
+        *effect = effect.saturating_sub(1);
+        let time = (*effect == 0).then_some(*time)?;
+        *stall = None;
+        Some(time)
+    }
+
     /// Any time passes.
     async fn pause(&self) {
+        let stalled = self.stalled();
+        if let Some(time) = stalled {
+            self.runner.sleep(time).await;
+        }
         let pause_us = self.runner.draw(|dice| match dice.below(1000) {
             at if at < self.faults.long_pauses => dice.below(6_000_000),
             0..600 => 0,

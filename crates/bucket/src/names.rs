@@ -483,8 +483,8 @@ pub fn place_of(name: &[u8]) -> Option<(Group, Locator)> {
     Some((group, Locator(u16::from(high) << 6 | u16::from(low))))
 }
 
-/// Returns the top 16 bits of the hash of a name in a pool of grouped names: those of its group's hash, moved by the
-/// locator's 12 bits in reverse order. So locators below a power of two divide the ring evenly.
+/// Returns the top 16 bits of the hash of a name in a pool of grouped names: those of its group's hash, moved
+/// by the locator's 12 bits in reverse order. So locators below a power of two divide the ring evenly.
 pub fn ring_position(name: &[u8]) -> u16 {
     let top = |bytes: &[u8]| (base::hash::object_hash(bytes) >> 48) as u16;
     match place_of(name) {

@@ -56,8 +56,8 @@ struct Recent {
 }
 
 impl NewKeys {
-    /// Whether the next key is probably new. Nothing is known of a bucket at first: then one operation that fails
-    /// costs less than a look before each.
+    /// Whether the next key is probably new. Nothing is known of a bucket at first: then one operation that
+    /// fails costs less than a look before each.
     pub(crate) fn are_likely(&self, bucket: BucketId) -> bool {
         let recent = lock(&self.0).get(&bucket).copied().unwrap_or_default();
         2 * recent.bits.count_ones() >= recent.count
@@ -161,7 +161,7 @@ impl<D: Door> Upload<D> {
 }
 
 impl<D: Door> Core<D> {
-    /// A planted bug: removes what was put into a bucket that is being deleted, with all that was there before.
+    /// A planted bug: removes what was put into a bucket that is being deleted, and what was there before.
     async fn undo_if_deleted(&self, bucket: &Bucket, name: &Name) -> Result<()> {
         let found = self.look_at_bucket(&bucket.name).await?.found;
         if found.is_some_and(|(_, record)| record.mark.is_none()) {

@@ -51,7 +51,7 @@ impl<D: Door> Buckets<D> {
     /// Returns a bucket as it was a second ago or later. One that is being deleted is there.
     pub async fn bucket(&self, name: &str) -> Result<Arc<Bucket>> {
         check_bucket_name(name)?;
-        let view = self.core.view(name, VIEW_AGE_MAX).await?;
+        let view = self.core.read_within(self.core.view(name, VIEW_AGE_MAX)).await?;
         let (_, record) = view.found.ok_or(Failure::NoSuchBucket)?;
         Ok(record.bucket)
     }
@@ -74,8 +74,8 @@ impl<D: Door> Buckets<D> {
         self.core.answer(client, self.core.run(&object, work)).await
     }
 
-    /// Lists the buckets of a user in the order of their names: those that begin with `prefix`, behind `after`.
-    /// The second value is the `after` of the next page.
+    /// Lists the buckets of a user in the order of their names: those that begin with `prefix`, behind
+    /// `after`. The second value is the `after` of the next page.
     pub async fn list_buckets(
         &self,
         owner: &str,
@@ -83,7 +83,7 @@ impl<D: Door> Buckets<D> {
         after: Option<&str>,
         count_max: usize,
     ) -> Result<(Vec<Arc<Bucket>>, Option<String>)> {
-        self.core.list_buckets(owner, prefix, after, count_max).await
+        self.core.read_within(self.core.list_buckets(owner, prefix, after, count_max)).await
     }
 
     /// Begins to put an object.
@@ -105,7 +105,7 @@ impl<D: Door> Buckets<D> {
         conditions: &Conditions,
         range: Option<ByteRange>,
     ) -> Result<Found> {
-        self.core.get(bucket, key, conditions, range).await
+        self.core.read_within(self.core.get(bucket, key, conditions, range)).await
     }
 
     /// Deletes an object. One that is not there is deleted already.
@@ -121,7 +121,7 @@ impl<D: Door> Buckets<D> {
 
     /// Lists objects of a bucket.
     pub async fn list(&self, bucket: &Bucket, request: &ListRequest) -> Result<ListPage> {
-        self.core.list(bucket, request).await
+        self.core.read_within(self.core.list(bucket, request)).await
     }
 
     /// Creates a user.
@@ -129,7 +129,8 @@ impl<D: Door> Buckets<D> {
         self.core.create_user(name).await
     }
 
-    /// Lists users in the order of their names, behind `after`. The second value is the `after` of the next page.
+    /// Lists users in the order of their names, behind `after`. The second value is the `after` of the next
+    /// page.
     pub async fn users(
         &self,
         after: Option<&str>,
@@ -160,6 +161,6 @@ impl<D: Door> Buckets<D> {
 
     /// Returns the user and the secret of an access key. `None`: there is no such key.
     pub async fn secret_of(&self, id: &str) -> Result<Option<(User, String)>> {
-        self.core.secret_of(id).await
+        self.core.read_within(self.core.secret_of(id)).await
     }
 }

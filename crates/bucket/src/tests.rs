@@ -21,18 +21,21 @@ struct World {
     pool: Arc<Pool>,
     runner: Runner,
     gateways: Vec<Gateway>,
+    doors: Vec<Arc<MemoryDoor>>,
 }
 
 impl World {
     fn new(seed: u64, gateways: u64, faults: Faults) -> World {
         let (pool, runner) = (Arc::new(Pool::default()), Runner::new(seed));
-        let gateway = |number: u64| {
+        let door = |number: u64| {
             let ahead_us = (gateways - number) * 3_600_000_000;
-            let door = MemoryDoor::new(pool.clone(), runner.clone(), ahead_us, faults);
-            Buckets::new(Arc::new(door), Sealer::new(b"the cluster's key"))
+            Arc::new(MemoryDoor::new(pool.clone(), runner.clone(), ahead_us, faults))
         };
-        let gateways = (0..gateways).map(gateway).collect();
-        World { pool, runner, gateways }
+        let doors: Vec<_> = (0..gateways).map(door).collect();
+        let gateway =
+            |door: &Arc<MemoryDoor>| Buckets::new(door.clone(), Sealer::new(b"the cluster's key"));
+        let gateways = doors.iter().map(gateway).collect();
+        World { pool, runner, gateways, doors }
     }
 }
 

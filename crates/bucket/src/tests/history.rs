@@ -45,7 +45,7 @@ impl Condition {
     }
 }
 
-/// A request between two moments. `is_sure`: it was acknowledged; else it may have happened, at any later time.
+/// A request between two moments. `is_sure`: it was acknowledged; else it may have happened, at any time.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     act: Act,
@@ -215,10 +215,10 @@ type Counts = BTreeMap<&'static str, u64>;
 
 fn histories_are_possible(seed: u64, faults: Faults) -> Counts {
     let world = World::new(seed, 3, faults);
-    let World { pool, runner, gateways } = world;
+    let World { runner, gateways, .. } = world;
     let events = Events::default();
     let (bodies, mut dice) = (Arc::new(Mutex::new(0)), Dice::new(seed ^ 0xd1ce));
-    let (recorded, of_pool) = (events.clone(), pool.clone());
+    let recorded = events.clone();
     runner.clone().run(async move {
         let client = Client::new();
         let private = CannedAcl::Private;
@@ -288,16 +288,7 @@ fn histories_are_possible(seed: u64, faults: Faults) -> Counts {
         }
     }
     drop(events);
-    check_ids(&of_pool);
     counts
-}
-
-/// A bucket that is there has an id that nobody says is dead, unless its outcome was never known.
-fn check_ids(pool: &Pool) {
-    let names: Vec<IndexName> =
-        pool.names().iter().filter_map(|name| IndexName::decode(name.bytes())).collect();
-    // All names are ours.
-    assert_eq!(names.len(), pool.names().len());
 }
 
 const ROUGH: Faults = Faults { long_pauses: 20, unknown: 30, unavailable: 5 };
@@ -413,4 +404,45 @@ fn writers_of_one_key_at_one_gateway_all_get_their_turn() {
             assert!(writer.take().await.expect("an answer").is_ok());
         }
     });
+}
+
+/// A gateway that deletes a bucket is stopped for 20 s before its n-th effect; another one puts an object.
+fn a_deleter_is_stopped(effect: u64) -> (bool, bool) {
+    let world = World::new(effect, 2, Faults::default());
+    let World { runner, gateways, doors, pool } = world;
+    runner.clone().run(async move {
+        let client = Client::new();
+        let private = CannedAcl::Private;
+        let created = gateways[0].create_bucket(&client, "photos", "ann", private, Some(1)).await;
+        let bucket = created.expect("created");
+        doors[0].stall_at(effect, std::time::Duration::from_secs(20));
+        let (giver, taker) = crate::waiting::result();
+        let deleter = gateways[0].clone();
+        runner.spawn(async move {
+            giver.give(deleter.delete_bucket(&Client::new(), "photos").await.is_ok());
+        });
+        runner.sleep(std::time::Duration::from_secs(4)).await;
+        let is_put = put(&gateways[1], &bucket, "a", "x").await.is_ok();
+        let is_deleted = taker.take().await.expect("an answer");
+        runner.sleep(std::time::Duration::from_secs(2)).await;
+        if is_put {
+            assert!(!is_deleted);
+            assert_eq!(get(&gateways[1], &bucket, "a").await, Ok("x".into()));
+            assert_eq!(gateways[1].bucket("photos").await.map(|it| it.id), Ok(bucket.id));
+            // Its id is live.
+            let name = IndexName::Id(bucket.id).encode().expect("a name");
+            let read = objects::Read::Data { name, offset: 0, length: 256 };
+            let mut answers = pool.look(&[read]).expect("read");
+            let Some(objects::ReadAnswer::Data(Some((_, data)))) = answers.pop() else { panic!() };
+            assert_eq!(data[1], 0);
+        }
+        (is_put, is_deleted)
+    })
+}
+
+#[test]
+fn a_deleter_that_was_taken_for_dead_deletes_nothing() {
+    let outcomes: BTreeSet<(bool, bool)> = (1..=40).map(a_deleter_is_stopped).collect();
+    assert!(outcomes.contains(&(true, false)));
+    assert!(outcomes.contains(&(false, true)));
 }

@@ -67,7 +67,7 @@ fn text_of(entry: &ListEntry) -> &str {
 /// Lists with all kinds of requests beside a writer of other keys.
 fn lists_are_complete(seed: u64) {
     let world = World::new(seed, 2, Faults { long_pauses: 5, ..Faults::default() });
-    let World { pool, runner, gateways } = world;
+    let World { pool, runner, gateways, .. } = world;
     runner.clone().run(async move {
         let mut dice = Dice::new(seed ^ 0x5eed);
         let (client, spread) = (Client::new(), 1 << dice.below(4));
