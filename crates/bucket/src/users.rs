@@ -38,7 +38,10 @@ const SECRET_SIZE: usize = 40;
 
 /// What was looked up of access keys, and when.
 #[derive(Default)]
-pub(crate) struct Secrets(Mutex<BTreeMap<String, (u64, Option<(User, String)>)>>);
+pub(crate) struct Secrets(Mutex<BTreeMap<String, (u64, Secret)>>);
+
+/// A user and a secret. `None`: there is no such access key.
+type Secret = Option<(User, String)>;
 
 /// Checks the name of a user.
 pub fn check_user_name(name: &str) -> Result<()> {
