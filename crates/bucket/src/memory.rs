@@ -70,8 +70,8 @@ impl Pool {
     ) -> Page<Listed> {
         let state = lock(&self.0);
         let mut lister = Lister::new(query.listing.clone());
-        let objects = listed(&state.objects, query.with_data);
-        let data = listed(&state.objects, true);
+        let objects = listed(&state.objects, query.with_data, 0);
+        let data = listed(&state.objects, true, 0);
         let (mut passed, mut keys) = (0, objects.into_iter());
         while let Some((start, end)) = lister.range() {
             let (start, end) = (start.to_vec(), end.map(<[u8]>::to_vec));

@@ -28,7 +28,7 @@
 
 use std::fmt;
 
-use objects::Name;
+use objects::{Name, NameHash};
 use sha2::{Digest, Sha512};
 
 use crate::failure::Failure;
@@ -232,6 +232,19 @@ pub enum Shards {
     },
     /// All names of the pool. For commands of operators alone: it asks every PG.
     All,
+}
+
+impl Shards {
+    /// Returns a name in each of the shards; two may lie in the same one. `None`: all shards.
+    pub fn names(&self) -> Option<Vec<Name>> {
+        let Shards::Of { group, spread } = self else { return None };
+        let name = |locator: u16| {
+            let mut name = front(b'k', *group);
+            name.extend_from_slice(&Locator(locator).bytes());
+            Name::new(&name).expect("it has eleven bytes")
+        };
+        Some((0..*spread).map(name).collect())
+    }
 }
 
 /// A name of the index pool.
@@ -486,14 +499,7 @@ pub fn place_of(name: &[u8]) -> Option<(Group, Locator)> {
 /// Returns the top 16 bits of the hash of a name in a pool of grouped names: those of its group's hash, moved
 /// by the locator's 12 bits in reverse order. So locators below a power of two divide the ring evenly.
 pub fn ring_position(name: &[u8]) -> u16 {
-    let top = |bytes: &[u8]| (base::hash::object_hash(bytes) >> 48) as u16;
-    match place_of(name) {
-        Some((group, locator)) => {
-            let reversed = locator.0.reverse_bits() >> 4;
-            top(&group.bytes()).wrapping_add(reversed << 4)
-        }
-        None => top(name),
-    }
+    (NameHash::Grouped.of(name) >> 16) as u16
 }
 
 /// Returns the bytes of a number such that their order is that of numbers.

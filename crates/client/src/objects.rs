@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Version;
-use base::hash::pg_of_hash;
+use base::hash::{NameHash, pg_of_hash};
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
 use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_VALUES_MAX};
@@ -623,6 +623,11 @@ impl ObjectPool {
             }
         }
         Ok(merge_pages(pages, listing.count_max, listing.size_max))
+    }
+
+    /// Whether the pool's names have a group and a locator, by which they are placed.
+    pub fn has_grouped_names(&self) -> bool {
+        self.sharding.names == NameHash::Grouped
     }
 
     /// Returns the shard of an object.

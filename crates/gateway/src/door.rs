@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bucket::{Door, DoorError, Executed, ListQuery};
 use client::Client;
-use client::objects::{Listed, ObjectError, ObjectPool, Operation, Page, PageEntry};
+use client::objects::{Listed, ObjectError, ObjectPool, Operation, Page};
+use cluster::message::Failure;
 use objects::{Read, ReadAnswer};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -46,6 +47,9 @@ impl ClusterDoor {
                 return Ok((*number, pool.clone()));
             }
             let pool = self.client.open_pool(&self.pool).await?.within(REQUEST_TIME);
+            if !pool.has_grouped_names() {
+                return Err(not_grouped(&self.pool));
+            }
             *open = (open.0 + 1, Some(pool.clone()));
             Ok((open.0, pool))
         });
@@ -53,7 +57,6 @@ impl ClusterDoor {
         match opened.await {
             Ok(Ok(pool)) => Ok(pool),
             Ok(Err(failure)) => {
-                let failure: cluster::message::Failure = failure;
                 Err(unavailable(format!("pool {}: {}", self.pool, failure.message)))
             }
             Err(_) => Err(unavailable(format!("no monitor opens pool {}", self.pool))),
@@ -66,6 +69,17 @@ impl ClusterDoor {
         if open.0 == number {
             open.1 = None;
         }
+    }
+}
+
+/// A list would ask for keys at the wrong places.
+fn not_grouped(pool: &str) -> Failure {
+    Failure {
+        code: "invalid".into(),
+        message: format!("the names of pool {pool} are not grouped"),
+        hint: "create the index of a gateway with: ashlar pool create NAME --kind object \
+               --grouped --shards 4096"
+            .into(),
     }
 }
 
@@ -126,14 +140,18 @@ impl Door for ClusterDoor {
         loop {
             let (number, pool) = self.pool().await?;
             sessions += 1;
-            let has_data = query.with_data || query.skip != 0;
-            match pool.list(&query.listing, has_data).await {
+            let ListQuery { shards, listing, skip, with_data } = &query;
+            let listed = match shards.names() {
+                Some(names) => {
+                    let shards = names.iter().map(|name| pool.shard_of(name));
+                    pool.list_shards(shards, listing, *with_data, *skip).await
+                }
+                None => pool.list(listing, *with_data).await,
+            };
+            match listed {
                 Err(ObjectError::Ended) if sessions < SESSIONS_MAX => self.forget(number).await,
                 Err(error) => return Err(read_error_of(error)),
-                Ok(mut page) => {
-                    page.entries.retain(|entry| !is_skipped(entry, query.skip));
-                    return Ok(page);
-                }
+                Ok(page) => return Ok(page),
             }
         }
     }
@@ -157,13 +175,6 @@ impl Door for ClusterDoor {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
-}
-
-/// Whether a name is passed, by the first byte of its data.
-fn is_skipped(entry: &PageEntry<Listed>, skip: u8) -> bool {
-    let PageEntry::Key(_, listed) = entry else { return false };
-    let first = listed.data.as_ref().and_then(|data| data.first());
-    first.is_some_and(|first| first & skip != 0)
 }
 
 #[cfg(test)]

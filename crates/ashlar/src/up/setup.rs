@@ -621,6 +621,6 @@ fn index_pool() -> Command {
         pg_count: None,
         failure_domain: Some(FailureDomain::Osd),
         block_size: None,
-        objects: Some(ObjectOptions { shards: Some(SHARDS), compression: None }),
+        objects: Some(ObjectOptions { shards: Some(SHARDS), compression: None, grouped: true }),
     }
 }

@@ -30,13 +30,25 @@ fn everything_is_intact_after_a_restart() {
     wait_for("the session to end", || cluster.json(&["volume", "info", "v"])["attached"] == 0);
     let volumes = lasting(cluster.json(&["volume", "ls"]));
     let pools = lasting(cluster.json(&["pool", "ls"]));
-    let again = run(Command::new(ASHLAR).args(["up", "--no-gateway", "--detach", "--dir"]).arg(cluster.path()));
+    let again = run(Command::new(ASHLAR)
+        .args(["up", "--no-gateway", "--detach", "--dir"])
+        .arg(cluster.path()));
     assert!(again.status.success());
     assert!(text_of(&again).contains("is running"), "{}", text_of(&again));
     // While the cluster runs, another `up` can add OSDs; it adds none if their size is invalid.
     let larger = |size: &str| {
         let mut larger = Command::new(ASHLAR);
-        larger.args(["up", "--no-gateway", "--detach", "--json", "--osds", "4", "--osd-size", size, "--dir"]);
+        larger.args([
+            "up",
+            "--no-gateway",
+            "--detach",
+            "--json",
+            "--osds",
+            "4",
+            "--osd-size",
+            size,
+            "--dir",
+        ]);
         larger.arg(cluster.path());
         larger
     };
@@ -215,7 +227,8 @@ fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     let cluster = Cluster { directory: Directory::new("cut-short") };
     // The size is large enough that `up` is killed long before it has finished.
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--no-gateway", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--osds", "1", "--osd-size", "16GiB", "--dir"])
+        .arg(cluster.path());
     let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
     let half = cluster.path().join("osd.1/blocks.new");
     wait_for("the making to begin", || half.metadata().is_ok_and(|found| found.blocks() > 0));
@@ -249,7 +262,8 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     std::fs::File::create(&blocks).and_then(|file| file.set_len(size)).expect("ours");
 
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--no-gateway", "--detach", "--restart-after", "50ms", "--dir"]).arg(cluster.path());
+    up.args(["up", "--no-gateway", "--detach", "--restart-after", "50ms", "--dir"])
+        .arg(cluster.path());
     let output = run(&mut up);
     assert!(output.status.success(), "{}", text_of(&output));
     let said = text_of(&output);

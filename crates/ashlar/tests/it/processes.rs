@@ -32,7 +32,17 @@ fn children_exit_when_up_is_killed() {
 fn ctrl_c_stops_clients_before_what_they_need() {
     let cluster = Cluster { directory: Directory::new("ctrl-c") };
     let mut up = Command::new(ASHLAR);
-    up.args(["up", "--no-gateway", "--osds", "2", "--osd-size", "256MiB", "--commit", "fsync", "--dir"]);
+    up.args([
+        "up",
+        "--no-gateway",
+        "--osds",
+        "2",
+        "--osd-size",
+        "256MiB",
+        "--commit",
+        "fsync",
+        "--dir",
+    ]);
     let up = up.arg(cluster.path()).process_group(0).stdin(Stdio::null());
     let mut up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines().map_while(Result::ok);
