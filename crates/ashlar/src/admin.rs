@@ -13,8 +13,8 @@ use crate::cli::{
     ConfigCommand, DomainArg, KindArg, PgCommand, PoolCommand, StateCommand, VolumeCommand,
 };
 use crate::output::{
-    Column, Format, Show, column, failure, print_json, print_object, print_rows, rate_column,
-    size_column,
+    Column, Format, Show, column, exact_size_column, failure, print_json, print_object, print_rows,
+    rate_column, size_column,
 };
 use crate::status::{fullness_text, used_percent};
 
@@ -22,7 +22,7 @@ const VOLUME: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
     column("POOL", "pool"),
-    size_column("SIZE", "size_bytes"),
+    exact_size_column("SIZE", "size_bytes"),
     size_column("USED", "used_bytes"),
     column("ATTACHED", "attached"),
     rate_column("READ", "io.read"),
@@ -33,7 +33,7 @@ const VOLUME_INFO: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
     column("POOL", "pool"),
-    size_column("SIZE", "size_bytes"),
+    exact_size_column("SIZE", "size_bytes"),
     size_column("USED", "used_bytes"),
     column("LOCK", "lock"),
     column("SESSIONS", "sessions"),
@@ -48,7 +48,7 @@ const VOLUME_MADE: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
     column("POOL", "pool"),
-    size_column("SIZE", "size_bytes"),
+    exact_size_column("SIZE", "size_bytes"),
     column("ATTACHED", "attached"),
 ];
 

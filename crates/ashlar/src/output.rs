@@ -124,8 +124,10 @@ pub struct Column {
 pub enum Show {
     /// Unchanged.
     Plain,
-    /// As a size.
+    /// As a rounded size.
     Size,
+    /// As a size of which nothing is rounded away.
+    ExactSize,
     /// As `yes` or `no`.
     YesNo,
     /// Operations and bytes per second.
@@ -142,6 +144,11 @@ pub const fn column(title: &'static str, key: &'static str) -> Column {
 /// Returns a column of sizes.
 pub const fn size_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Size }
+}
+
+/// Returns a column of sizes that somebody chose: a rounded one would look like another choice.
+pub const fn exact_size_column(title: &'static str, key: &'static str) -> Column {
+    Column { title, key, show: Show::ExactSize }
 }
 
 /// Returns a column of rates.
@@ -290,6 +297,10 @@ fn cell(row: &Value, column: &Column) -> String {
     match (column.show, value) {
         (_, Value::Null) => "-".into(),
         (Show::Size, value) => value.as_u64().map_or_else(|| value.to_string(), size_text),
+        (Show::ExactSize, value) => {
+            let size = value.as_u64().map(|bytes| base::size::Size(bytes).exact());
+            size.unwrap_or_else(|| value.to_string())
+        }
         (Show::YesNo, value) => if value.as_bool() == Some(true) { "yes" } else { "no" }.into(),
         (Show::Rate, value) => rate_text(value),
         (Show::Work, value) => work_text(value),

@@ -99,6 +99,25 @@ impl fmt::Debug for BlockSize {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);
 
+impl Size {
+    /// Returns the size as text that hides nothing: rounded as always if that is exact, otherwise in the
+    /// largest unit in which it is a whole number: `1028 KiB`.
+    pub fn exact(self) -> String {
+        let units = [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
+        let text = self.to_string();
+        let is_exact = units.iter().find(|(unit, _)| self.0 >= *unit).is_none_or(|(unit, _)| {
+            let tenths = u128::from(self.0) * 10 / u128::from(*unit);
+            let is_shown = tenths < 1_000 || tenths.is_multiple_of(10);
+            is_shown && (u128::from(self.0) * 10).is_multiple_of(u128::from(*unit))
+        });
+        match units.iter().find(|(unit, _)| self.0.is_multiple_of(*unit)) {
+            _ if is_exact => text,
+            Some((unit, name)) => format!("{} {name}", self.0 / unit),
+            None => format!("{} B", self.0),
+        }
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
@@ -165,6 +184,18 @@ mod tests {
             (u64::MAX, "16777216 TiB"),
         ] {
             assert_eq!(Size(bytes).to_string(), text);
+        }
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1_028 * KIB, "1028 KiB"),
+            (MIB + 1, "1048577 B"),
+            (1_536 * KIB, "1.5 MiB"),
+            (10 * GIB, "10 GiB"),
+            (10 * GIB + MIB, "10241 MiB"),
+            (101 * GIB + 512 * MIB, "103936 MiB"),
+            (10_000_003_072, "9765628 KiB"),
+        ] {
+            assert_eq!(Size(bytes).exact(), text);
         }
         assert_eq!("14 GiB".parse(), Ok(Size(14 * GIB)));
         assert!("GiB".parse::<Size>().is_err());
