@@ -11,3 +11,4 @@ pub use create::{CreateRequest, Place, create, create_osd, unfinished_osd};
 pub use engine::renew as new_engine;
 pub use inspect::{check, compare, inspect};
 pub use run::{Memory, RunPlace, log_of, run};
+pub use store_file::{blocks_of, superblock_of};

@@ -108,13 +108,22 @@ pub fn create_osd(
         let message = format!("cannot create an OSD at {}: {error}", path.display());
         failure("io", message, "check the path, its permissions and free space")
     };
+    let missing = first_missing(path).filter(|_| !device);
     if !device {
         fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
     }
-    let probe = io::probe(path).map_err(cannot)?;
-    let mut options = options_of(config, request, &probe);
-    blockstore::create(&options)
-        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    let checked = io::probe(path).map_err(cannot).and_then(|probe| {
+        let options = options_of(config, request, &probe);
+        let refused = |error: blockstore::CreateError| {
+            failure("invalid", error.to_string(), "choose another --size")
+        };
+        blockstore::create(&options).map_err(refused)?;
+        Ok((probe, options))
+    });
+    if checked.is_err() {
+        remove_empty(path, missing);
+    }
+    let (probe, mut options) = checked?;
     match unfinished_osd(config, request.place)? {
         Some((store, osd)) => (options.store, options.osd) = (store, osd),
         None => {
@@ -130,6 +139,22 @@ pub fn create_osd(
         remove_claim(&claim)?;
     }
     Ok(created)
+}
+
+/// Returns the highest directory of a path that is not there yet.
+fn first_missing(path: &Path) -> Option<&Path> {
+    path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).last()
+}
+
+/// Removes the empty directories from `path` up to `first`, which this process created.
+fn remove_empty(path: &Path, first: Option<&Path>) {
+    let Some(first) = first else { return };
+    for dir in path.ancestors().take_while(|dir| dir.starts_with(first)) {
+        // Where something is in it, it stays.
+        if fs::remove_dir(dir).is_err() {
+            return;
+        }
+    }
 }
 
 /// Returns the path of the claim file. It holds the identity of a store from before the OSD's id is

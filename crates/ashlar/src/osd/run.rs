@@ -99,9 +99,8 @@ fn run_once(
     settings: &node::Settings,
 ) -> Result<Ended, Failure> {
     let blocks = blocks_of(path);
-    let disk = Disk::open(&blocks).map_err(|error| {
-        failure("io", error.to_string(), "create an OSD with `ashlar osd create`")
-    })?;
+    let disk = Disk::open(&blocks)
+        .map_err(|error| failure("io", error.to_string(), open_hint(&blocks)))?;
     let device_size = disk.size();
     let superblock = superblock_of(&blocks)?;
     let commit = superblock.commit;
@@ -144,6 +143,21 @@ fn run_once(
     settings.buffered = buffered;
     let keeper = Keeper::new(config, io::log::write);
     serve((reactor, rocks), identity, settings, device_size, &trust, &keeper)
+}
+
+/// Explains what to do if an OSD's file or device, which can be read, cannot be opened for writing.
+fn open_hint(blocks: &Path) -> &'static str {
+    use std::io::ErrorKind;
+    match std::fs::OpenOptions::new().read(true).write(true).open(blocks).map_err(|it| it.kind()) {
+        Err(ErrorKind::ReadOnlyFilesystem) => {
+            "its file system is mounted read-only: `dmesg` says whether it had errors; once they are \
+             repaired, mount it read-write, and start the OSD again"
+        }
+        Err(ErrorKind::PermissionDenied) => {
+            "the OSD must be able to write it: check its owner and permissions"
+        }
+        _ => "stop what uses it; if nothing does, see `dmesg`",
+    }
 }
 
 /// Listens, and returns two lists: the addresses for all peers, and the addresses in the networks that are

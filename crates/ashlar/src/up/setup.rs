@@ -23,7 +23,7 @@ use super::event::{Event, FailedOsds, Role};
 use super::protocol::{GatewayAccess, GatewayKey, NextSteps, WantedOsds, Work};
 use crate::cli::{INDEX_POOL, REGION, StoreArg, UpArgs};
 use crate::mon::MonitorFile;
-use crate::osd::{CreateRequest, Place, create_osd};
+use crate::osd::{CreateRequest, Place, blocks_of, create_osd, superblock_of};
 use crate::output::failure;
 
 /// Time limit for the monitor and the OSDs to start.
@@ -42,6 +42,9 @@ const OWN_ETCD: &str = "etcd:http://";
 const LOOPBACK: &str = "127.0.0.1:";
 /// Name of the data directory of the etcd that `up` runs, in the cluster's directory.
 const ETCD_DIRECTORY: &str = "etcd";
+
+/// What to do about an OSD whose disk is lost.
+const LOST_HINT: &str = "`ashlar status` then says what to do";
 
 /// Number of OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
@@ -142,6 +145,7 @@ impl Setup {
 
     fn run(&self) -> Result<NextSteps, Failure> {
         let config = self.cluster_files()?;
+        self.refuse_misplaced_osds(&config)?;
         self.start_etcd(&config)?;
         self.start_monitor(&config)?;
         self.make_osds(&config)?;
@@ -158,11 +162,48 @@ impl Setup {
     /// attempt created.
     fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<NextSteps, Failure> {
         let config = Config::load(&self.dir)?;
+        self.refuse_misplaced_osds(&config)?;
         self.make_osds(&config)?;
         let mut osds = self.existing_osds();
         osds.retain(|osd| !running.contains(osd));
         self.start_osds(&config, &osds)?;
         Ok(NextSteps { next: self.next_steps(), gateway: None })
+    }
+
+    /// Refuses a directory that holds another OSD than its name says: the OSD of that name would never come
+    /// up, and the other one might run twice.
+    fn refuse_misplaced_osds(&self, config: &Config) -> Result<(), Failure> {
+        for osd in self.existing_osds() {
+            let path = self.dir.join(osd.to_string());
+            // A superblock that cannot be read is reported by the OSD.
+            let Ok(found) = superblock_of(&blocks_of(&path)) else { continue };
+            if found.cluster != config.file.cluster {
+                let message = format!("{} holds an OSD of another cluster", path.display());
+                let hint = format!(
+                    "move it out of {}. If the disk of {osd} is lost, start without it: {}",
+                    self.dir.display(),
+                    LOST_HINT
+                );
+                return Err(failure("misplaced", message, hint));
+            }
+            if found.osd == osd {
+                continue;
+            }
+            let own = self.dir.join(found.osd.to_string());
+            let what = match blocks_of(&own).exists() {
+                true => format!(
+                    "move it out of {}: {} is there, too",
+                    self.dir.display(),
+                    own.display()
+                ),
+                false => format!("rename it to {}", own.display()),
+            };
+            let message = format!("{} holds {}, not {osd}", path.display(), found.osd);
+            let hint =
+                format!("{what}. If the disk of {osd} is lost, start without it: {LOST_HINT}");
+            return Err(failure("misplaced", message, hint));
+        }
+        Ok(())
     }
 
     fn say(&self, line: impl Into<String>) {

@@ -223,6 +223,30 @@ fn up_keeps_existing_osds_and_adds_missing_ones() {
 }
 
 #[test]
+fn up_refuses_an_osd_under_the_name_of_another_at_once() {
+    let cluster = Cluster::up("misplaced", &["--osds", "2", "--osd-size", "128MiB"]);
+    cluster.down();
+    let [first, second] = [1, 2].map(|osd| cluster.path().join(format!("osd.{osd}")));
+    std::fs::remove_dir_all(&first).expect("a directory");
+    std::fs::rename(&second, &first).expect("a directory");
+    let began = std::time::Instant::now();
+    let up = || {
+        let mut up = Command::new(ASHLAR);
+        up.args(["up", "--detach", "--json", "--dir"]).arg(cluster.path());
+        refused(&mut up, "misplaced")
+    };
+    let error = up();
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    let text = error.to_string();
+    for part in ["osd.1 holds osd.2, not osd.1", &format!("rename it to {}", second.display())] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    std::fs::rename(&first, &second).expect("a directory");
+    cluster.start(&[]);
+    cluster.wait_osd(2, true);
+}
+
+#[test]
 fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     let cluster = Cluster { directory: Directory::new("cut-short") };
     // The size is large enough that `up` is killed long before it has finished.
