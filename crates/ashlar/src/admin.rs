@@ -628,9 +628,10 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
             }
         }
         StateCommand::Get { key } => print_json(&call(config, format, Command::StateGet { key })?)?,
-        StateCommand::Put { key, value } => {
+        StateCommand::Put { key, value, force } => {
             let value = if value == "-" { standard_input()? } else { value };
-            let answer = call(config, format, Command::StatePut { key: key.clone(), value })?;
+            let put = Command::StatePut { key: key.clone(), value, force };
+            let answer = call(config, format, put)?;
             print_done(format, &answer, &format!("{key} is set"))?;
         }
         StateCommand::Recover { they_are_lost, yes } => {

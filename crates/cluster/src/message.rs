@@ -986,6 +986,9 @@ pub enum Command {
         key: String,
         /// The new value, as JSON text.
         value: String,
+        /// Whether the value may have new fields that this version does not recognize.
+        #[serde(default)]
+        force: bool,
     },
     /// Restore keys that only monitors write and that were edited by hand.
     StateUndo {

@@ -62,6 +62,9 @@ pub enum StateCommand {
         /// JSON; `-` reads it from standard input
         #[arg(allow_hyphen_values = true)]
         value: String,
+        /// Also write new fields that this version does not know, and that nothing reads
+        #[arg(long)]
+        force: bool,
     },
     /// Restore keys that only monitors may write but that were edited by hand
     #[command(after_help = "Example:\n  ashlar state undo --yes")]

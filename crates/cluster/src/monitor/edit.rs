@@ -148,7 +148,12 @@ impl Watching {
 }
 
 impl Monitor {
-    pub(super) fn plan_state_put(&self, text: &str, value: &str) -> Result<Plan, Failure> {
+    pub(super) fn plan_state_put(
+        &self,
+        text: &str,
+        value: &str,
+        force: bool,
+    ) -> Result<Plan, Failure> {
         let shown = clipped(text.to_string());
         let Some(key) = Key::parse(text) else {
             let hint = "only config/NAME, pool/ID and osd/ID may be written; `ashlar state ls` \
@@ -163,10 +168,37 @@ impl Monitor {
             let hint = "`ashlar state get` shows the current value: edit a copy of it";
             failure("invalid", format!("{shown}: {}", clipped(why)), hint)
         })?;
+        if let Some(field) = self.new_field(&record).filter(|_| !force) {
+            let field = clipped(field.to_owned());
+            return Err(failure(
+                "unknown_field",
+                format!("{shown} has no field {field}: it would have no effect"),
+                "check its spelling. To add a field of your own, which nothing reads: --force",
+            ));
+        }
         let mut batch = Batch::new(&self.committed);
         let answer = json!({ "key": text, "value": record.to_json() });
         batch.put(&self.committed, record);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    /// Returns a field that this version does not recognize and that the key does not have yet. Fields that
+    /// are there were written by a newer version, or added on purpose.
+    fn new_field<'a>(&self, record: &'a Record) -> Option<&'a str> {
+        let (rest, known) = match record {
+            Record::Setting(record) => {
+                (&record.rest, self.committed.setting(&record.name).map(|known| &known.rest))
+            }
+            Record::Pool(record) => {
+                (&record.rest, self.committed.pool(record.pool.id).map(|known| &known.rest))
+            }
+            Record::Osd(record) => {
+                (&record.rest, self.committed.osd(record.info.id).map(|known| &known.rest))
+            }
+            _ => return None,
+        };
+        let is_new = |field: &&String| known.is_none_or(|known| !known.contains_key(*field));
+        rest.keys().find(is_new).map(String::as_str)
     }
 
     /// Parses and checks a value for a key that people may write. An error explains why it cannot

@@ -107,7 +107,7 @@ impl Monitor {
             Command::PoolRemove { pool, accepted } => self.plan_pool_remove(pool, *accepted),
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
-            Command::StatePut { key, value } => self.plan_state_put(key, value),
+            Command::StatePut { key, value, force } => self.plan_state_put(key, value, *force),
             Command::PgGiveUp { they_are_off: true, .. } => {
                 unreachable!("it has a job of its own")
             }

@@ -47,7 +47,7 @@ fn with_objects() -> Rig {
 }
 
 fn put(value: &Value) -> Command {
-    Command::StatePut { key: "pool/1".into(), value: value.to_string() }
+    Command::StatePut { key: "pool/1".into(), value: value.to_string(), force: false }
 }
 
 #[test]

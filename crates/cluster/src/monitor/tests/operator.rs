@@ -87,7 +87,11 @@ fn the_tree_shows_hosts_and_their_osds() {
 }
 
 fn put(key: &str, value: &serde_json::Value) -> Command {
-    Command::StatePut { key: key.into(), value: value.to_string() }
+    Command::StatePut { key: key.into(), value: value.to_string(), force: false }
+}
+
+fn put_by_force(key: &str, value: &serde_json::Value) -> Command {
+    Command::StatePut { key: key.into(), value: value.to_string(), force: true }
 }
 
 fn value(rig: &mut Rig, key: &str) -> serde_json::Value {
@@ -116,14 +120,14 @@ fn pools_osds_and_settings_may_be_put_and_are_in_force_at_once() {
     let revision = pool["revision"].as_u64().unwrap();
     (pool["name"], pool["failure_domain"]) = (json!("q"), json!("osd"));
     pool["colour"] = json!("red");
-    rig.command(put("pool/1", &pool)).unwrap();
+    rig.command(put_by_force("pool/1", &pool)).unwrap();
     rig.read_map(client, &mut map).unwrap();
     let known = map.pools.values().next().unwrap();
     assert_eq!((&known.pool.name[..], known.pool.failure_domain), ("q", FailureDomain::Osd));
     assert_eq!(known.revision.get(), revision + 1);
     assert_eq!(value(&mut rig, "pool/1")["colour"], "red");
     let mut osd = value(&mut rig, "osd/2");
-    (osd["in"], osd["rack"]) = (json!(false), json!("r1"));
+    osd["in"] = json!(false);
     rig.command(put("osd/2", &osd)).unwrap();
     rig.read_map(client, &mut map).unwrap();
     assert!(!map.osds[&osd_id(2)].in_cluster);
@@ -131,6 +135,26 @@ fn pools_osds_and_settings_may_be_put_and_are_in_force_at_once() {
     rig.read_map(client, &mut map).unwrap();
     let new = map.pools.values().nth(1).unwrap();
     assert!(new.pgs.iter().all(|entry| entry.primary_osd() == Some(osd_id(1))), "osd.2 is not in");
+}
+
+#[test]
+fn a_field_that_nothing_reads_is_refused_by_put_unless_it_is_there_or_forced() {
+    let mut rig = Rig::with_pool(2, 8);
+    for (key, typo) in [("pool/1", "min_sise"), ("osd/2", "inn")] {
+        let mut value = value(&mut rig, key);
+        value[typo] = json!(1);
+        let refused = rig.command(put(key, &value)).unwrap_err();
+        assert_eq!(refused.code, "unknown_field");
+        assert!(refused.message.contains(typo), "{refused:?}");
+        rig.command(put_by_force(key, &value)).unwrap();
+        // It is there now, as if a newer version had written it: a copy of the value can be edited.
+        value = self::value(&mut rig, key);
+        assert_eq!(value[typo], 1);
+        rig.command(put(key, &value)).unwrap();
+    }
+    let setting = json!({ "name": "nearly_full_percent", "value": 60, "unit": "percent" });
+    let refused = rig.command(put("config/nearly_full_percent", &setting)).unwrap_err();
+    assert!(refused.message.contains("unit"), "{refused:?}");
 }
 
 #[test]
@@ -877,7 +901,7 @@ fn a_record_that_is_too_long_is_refused_undone_or_named_at_the_start() {
     // Values up to the maximum size are accepted.
     let mut osd = value(&mut rig, "osd/1");
     osd["notes"] = json!("n".repeat(60_000));
-    rig.command(put("osd/1", &osd)).unwrap();
+    rig.command(put_by_force("osd/1", &osd)).unwrap();
     rig.kill_osd(1);
     rig.boot(1);
 }

@@ -273,7 +273,7 @@ fn what_is_gone_is_forgotten_and_a_manual_edit_is_undone() {
     let key = "stats/volume/0";
     let text = rig.stored(key).unwrap().value;
     assert!(text.contains("\"name\":\"v1\""), "{text}");
-    let put = Command::StatePut { key: key.into(), value: text.clone() };
+    let put = Command::StatePut { key: key.into(), value: text.clone(), force: false };
     assert_eq!(rig.command(put).unwrap_err().code, "protected");
     rig.hand_writes(key, Some("{}"));
     assert_eq!(rig.stored(key).unwrap().value, text);
