@@ -382,9 +382,9 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
             };
             print_done(format, &fixed, &line)?;
         }
-        PgCommand::GiveUp { pgs, they_are_off, yes } => {
+        PgCommand::GiveUp { pgs, they_are_off, older_copy, yes } => {
             for pg in pgs {
-                let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
+                let command = Command::PgGiveUp { pg, accepted: yes, they_are_off, older_copy };
                 let answer = call(config, format, command)?;
                 print_done(format, &answer, &format!("{pg} now serves its remaining data"))?;
             }

@@ -479,10 +479,29 @@ pub struct OsdReport {
     /// the monitor answers with [`FromMonitor::Active`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leftovers: Vec<(PgId, Epoch)>,
+    /// What this OSD has of PGs of which no acting member is up and it is none; `None`: the OSD is of an
+    /// older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub older_copies: Option<Vec<OlderCopy>>,
     /// Scrubs of PGs whose primary is this OSD: only the rows that changed since they were last sent over
     /// this connection.
     #[serde(default)]
     pub scrubs: Vec<ScrubRow>,
+}
+
+/// What an OSD has of a PG that others have served since. Only in pools in which each member holds the whole
+/// PG: of parts that are not of one time nothing can be made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OlderCopy {
+    /// The PG.
+    pub pg: PgId,
+    /// The epoch of the OSD's record: in a later one it had everything never again.
+    pub epoch: Epoch,
+    /// The version up to which it has everything, as epoch and counter.
+    pub complete: (Epoch, u64),
+    /// Why the PG cannot be served from this copy, for people; `None`: it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfit: Option<String>,
 }
 
 /// The engine of an OSD. Counters only grow while the engine is open.
@@ -967,6 +986,10 @@ pub enum Command {
         /// they have the new map: the PG continues with the remaining members.
         #[serde(default)]
         they_are_off: bool,
+        /// With `they_are_off`: if no acting member is left, the PG continues with the newest older copy of
+        /// another OSD that is up. What was acknowledged since is lost.
+        #[serde(default)]
+        older_copy: bool,
     },
     /// Show the whole state of the cluster, as in `status --json`.
     Status,

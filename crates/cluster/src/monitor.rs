@@ -552,9 +552,10 @@ impl Monitor {
             let asked = FixAsked { pg, image, stripe, choice, number, accepted };
             let result = self.fix(asked, effects);
             self.connections.answer(connection, request, result, effects);
-        } else if let Command::PgGiveUp { pg, accepted, they_are_off: true } = command {
-            let since = self.event_last;
-            let asked = MembersGiveUp { connection, request, pg, accepted, since };
+        } else if let Command::PgGiveUp { pg, accepted, they_are_off: true, older_copy } = command {
+            let (since, arrived) = (self.event_last, now);
+            let asked =
+                MembersGiveUp { connection, request, pg, accepted, older_copy, arrived, since };
             if let Err(error) = self.ask_before_give_up(now, asked) {
                 self.connections.answer(connection, request, Err(error), effects);
             }

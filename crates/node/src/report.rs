@@ -2,7 +2,10 @@
 
 use base::{OsdId, Time};
 use blockstore::OperationFigures;
-use cluster::message::{DiskOperations, DiskWork, FillingProgress, MediaErrors, OsdReport};
+use cluster::message::{
+    DiskOperations, DiskWork, FillingProgress, MediaErrors, OlderCopy, OsdReport,
+};
+use format::wire::PgEntry;
 use pg::{Pg, Serving};
 
 use crate::cluster_view::ClusterView;
@@ -136,6 +139,7 @@ pub(crate) fn report(
         oldest_operation_ms: store.oldest_operation().as_millis(),
         ..OsdReport::default()
     };
+    let mut older_copies = Vec::new();
     for (_, pg) in pgs.iter() {
         let id = pg.id();
         let Some(entry) = cluster.pg(id) else { continue };
@@ -143,6 +147,7 @@ pub(crate) fn report(
         let is_suspect = pg.is_suspect() || store.is_suspect(id);
         report.suspect |= is_suspect;
         if !cluster.is_primary(entry) {
+            older_copies.extend(older_copy(pg, entry, is_suspect, (store, cluster)));
             continue;
         }
         if is_suspect {
@@ -164,7 +169,34 @@ pub(crate) fn report(
         });
         report.filling.extend(filling);
     }
+    report.older_copies = Some(older_copies);
     report
+}
+
+/// Returns what this OSD has of a PG, if no acting member is up and it is none: an operator may continue with
+/// it. A copy that is superfluous by the entry is none, since it may be removed at any time.
+fn older_copy(
+    pg: &Pg,
+    entry: &PgEntry,
+    is_suspect: bool,
+    (store, cluster): (&LocalStore, &ClusterView),
+) -> Option<OlderCopy> {
+    let is_whole = cluster.pool(pg.id().pool)?.pool.scheme.is_whole_everywhere();
+    let is_up = |osd: OsdId| cluster.osd(osd).is_some_and(|known| known.up);
+    let has_place =
+        entry.learner(cluster.osd_id()).is_some() || entry.acting_count() < entry.positions.len();
+    if !is_whole || !has_place || entry.acting().any(|member| is_up(member.osd)) {
+        return None;
+    }
+    let (epoch, complete, is_filled) = pg.recorded()?;
+    let is_damaged = is_suspect || store.damaged_families().any(|pool| pool == pg.id().pool);
+    let unfit = if is_damaged {
+        Some("its store is damaged")
+    } else {
+        is_filled.then_some("it was being filled, so its blocks are of different times")
+    };
+    let complete = (complete.epoch, complete.counter);
+    Some(OlderCopy { pg: pg.id(), epoch, complete, unfit: unfit.map(str::to_owned) })
 }
 
 /// Returns the disk's activity, which the monitor compares with that of other disks.

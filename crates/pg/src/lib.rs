@@ -495,6 +495,13 @@ impl Pg {
         self.local_state.is_suspect()
     }
 
+    /// Returns the epoch of this OSD's record, the version up to which it has everything, and whether it is
+    /// being filled, so that it has some blocks of a later time. `None`: it has no record that can be
+    /// trusted.
+    pub fn recorded(&self) -> Option<(Epoch, Version, bool)> {
+        self.local_state.recorded()
+    }
+
     /// Tells the store that the operator gave up the data of this PG that the store lost. Ends with
     /// [`Action::Absolved`], unless the store cannot record it: then it may be asked again.
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {

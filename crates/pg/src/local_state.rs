@@ -341,6 +341,15 @@ impl LocalState {
         }
     }
 
+    /// Returns the epoch of the record, the version up to which this member has everything, and whether it
+    /// is being filled. A filling counts as soon as its record is on the way: what fills comes behind it.
+    pub fn recorded(&self) -> Option<(Epoch, Version, bool)> {
+        let record = self.record.as_ref().filter(|_| self.is_believed)?;
+        let mut records = self.recording.iter().map(|(record, _)| record).chain([record]);
+        let is_filled = records.any(|record| record.filling.is_some());
+        Some((record.entry.epoch, self.complete(record), is_filled))
+    }
+
     /// Returns the newest activation at which this member had everything. `None`: it has no record of it, or
     /// was filled since while other members were lost.
     pub fn activated(&self) -> Option<Epoch> {

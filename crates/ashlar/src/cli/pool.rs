@@ -221,6 +221,10 @@ pub enum PgCommand {
         /// Continue without the copies on OSDs that are down and will not come back
         #[arg(long)]
         they_are_off: bool,
+        /// If none of the others is left: continue with the newest older copy, of an OSD that was a member
+        /// before; everything that was acknowledged since is lost
+        #[arg(long, requires = "they_are_off")]
+        older_copy: bool,
         /// Accept the loss; this cannot be undone. Without --yes, only print what would be lost and exit
         /// with code 1
         #[arg(long)]

@@ -541,6 +541,51 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     assert!(cluster.check_copies() >= 24 * 8);
 }
 
+#[test]
+fn a_pg_continues_with_an_older_copy_once_the_one_that_went_on_alone_is_given_up() {
+    let arguments = ["--osds", "2", "--osd-size", "512MiB", "--restart-after", "never"];
+    let cluster = Cluster::up("older-copy", &arguments);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 32));
+    cluster.wait_clean();
+    // osd.2 is away for a while; osd.1 goes on alone, and is then lost.
+    stop_osd(&cluster, 2);
+    ask(&cluster, "v", &pieces("write", 2, 16));
+    qemu_io(&cluster, "v", &["discard 24M 8M"]);
+    stop_osd(&cluster, 1);
+    start_osd(&cluster, 2);
+    cluster.run(&["osd", "out", "1"]);
+    let hint = || {
+        let status = cluster.json(&["status"]);
+        let checks = status["checks"].as_array().expect("a list").clone();
+        let check = checks.into_iter().find(|check| check["code"] == "pg_down");
+        check.map(|check| check["hint"].to_string()).unwrap_or_default()
+    };
+    wait_for("the status to say what to do", || hint().contains("--older-copy"));
+    let rows = cluster.json(&["pg", "ls"]);
+    let rows = rows.as_array().expect("a list").iter();
+    let pgs: Vec<&str> = rows.map(|row| row["pg"].as_str().expect("a name")).collect();
+    cluster.refused(&["pg", "give-up", pgs[0], "--they-are-off", "--yes"], "unavailable");
+    let older = [&["pg", "give-up"], &pgs[..], &["--they-are-off", "--older-copy"]].concat();
+    let asked = cluster.refused(&older, "not_accepted");
+    let message = asked["message"].as_str().expect("a text");
+    assert!(message.contains("copy of osd.2") && message.contains("is lost"), "{message}");
+    cluster.run(&[&older[..], &["--yes"]].concat());
+    // What was acknowledged before osd.2 went is there.
+    ask(&cluster, "v", &pieces("read", 1, 32));
+    ask(&cluster, "v", &pieces("write", 3, 8));
+    // osd.1 returns after all: what only it has is not believed.
+    start_osd(&cluster, 1);
+    cluster.run(&["osd", "in", "1"]);
+    cluster.wait_clean();
+    stop_osd(&cluster, 2);
+    ask(&cluster, "v", &pieces("read", 3, 8));
+    ask(&cluster, "v", &pieces("read", 1, 32).split_off(8));
+    start_osd(&cluster, 2);
+    cluster.wait_clean();
+    assert!(cluster.check_copies() >= 32 * 8);
+}
+
 /// Sends a signal to an OSD.
 pub fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a pid is not 0"), signal).expect("it runs");

@@ -9,13 +9,23 @@
 //! serving at the same time: each given-up member must stay off until it has the new map. A member that has
 //! returned in a new run that may have lost data is given up with them, if another member is left.
 //!
+//! If no acting member is left in a pool in which each member holds the whole PG, the PG can continue with an
+//! older copy (`older_copy`): that of an OSD that was a member before, is up, and has everything up to some
+//! version. Of several the newest is taken: that with the highest epoch in its record, then with the highest
+//! version. So everything that was acknowledged while its OSD was a member is there, and nothing that was
+//! acknowledged since. The next entry has no other member and names its epoch as `given_up`: all others,
+//! also those given up, are compared with it in full when they come back, and never believed. A copy that
+//! was being filled is refused: its blocks are of different times. Of parts that are of different times
+//! (parity) nothing can be made.
+//!
 //! The PG may continue with few members for a long time, so none of them may be one that has just died
 //! without being noticed: the command waits until each acting member is down, or has answered a probe sent
 //! after the command arrived.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-use base::{ConnectionId, Duration, OsdId, PgId, Time};
+use base::{ConnectionId, Duration, OsdId, PgId, Position, Time};
 use serde_json::json;
 
 use format::wire::{Member, PgEntry};
@@ -23,9 +33,9 @@ use format::wire::{Member, PgEntry};
 use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::osd::OsdLive;
-use super::refusal::names_and_more;
-use super::{Effect, Monitor, busy, failure};
-use crate::message::{Failure, OsdReport};
+use super::refusal::{first_names, names_and_more};
+use super::{Effect, Monitor, busy, failure, remedy};
+use crate::message::{Failure, OlderCopy, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
 /// How long the OSD may take to serve the PG before the operator is told that the outcome is unknown.
@@ -50,6 +60,10 @@ pub(super) struct MembersGiveUp {
     pub(super) request: u64,
     pub(super) pg: PgId,
     pub(super) accepted: bool,
+    /// Whether the PG may continue with an older copy.
+    pub(super) older_copy: bool,
+    /// The time at which the command arrived: earlier reports of older copies do not count.
+    pub(super) arrived: Time,
     /// The event in which the command arrived: answers to earlier probes do not count.
     pub(super) since: u64,
 }
@@ -92,7 +106,10 @@ impl Monitor {
     pub(super) fn continue_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (ends, waits) in std::mem::take(&mut self.members_give_ups.0) {
             let entry = self.committed.pg(waits.pg);
-            let is_unclear = entry.is_some_and(|entry| self.unclear(entry, waits.since).is_some());
+            let is_unclear = entry.is_some_and(|entry| {
+                self.unclear(entry, waits.since).is_some()
+                    || waits.older_copy && self.unheard_of_copies(entry, waits.arrived).is_some()
+            });
             if is_unclear && now < ends {
                 self.members_give_ups.0.push_back((ends, waits));
                 continue;
@@ -118,6 +135,92 @@ impl Monitor {
             }
         };
         entry.acting().map(|member| member.osd).find(is_unclear)
+    }
+
+    /// Returns an OSD that is up and has not reported since `arrived` what it has of a PG of which no acting
+    /// member is left; `None` also if the PG cannot continue with an older copy.
+    fn unheard_of_copies(&self, entry: &PgEntry, arrived: Time) -> Option<OsdId> {
+        if !self.is_whole_everywhere(entry.pg) || !self.members_left(entry).is_empty() {
+            return None;
+        }
+        let is_heard = |osd: &OsdId| {
+            let live = self.osds.get(osd).filter(|live| live.connection.is_some());
+            let report = live.and_then(|live| live.report.as_ref());
+            report.is_some_and(|(at, report)| {
+                *at > arrived && report.knows(entry) && report.older_copies.is_some()
+            })
+        };
+        let up = self.committed.osds().filter(|record| record.info.up);
+        up.map(|record| record.info.id).find(|osd| !is_heard(osd))
+    }
+
+    /// Returns what OSDs that are up have of a PG of which no acting member is up.
+    fn older_copies(&self, pg: PgId) -> impl Iterator<Item = (Member, &OlderCopy)> {
+        self.osds.iter().filter_map(move |(osd, live)| {
+            let copies = live.current_report()?.older_copies.as_ref()?;
+            let copy = copies.iter().find(|copy| copy.pg == pg)?;
+            Some((self.present(*osd)?, copy))
+        })
+    }
+
+    /// Returns the newest older copy with which the PG can continue. Who has the record of a later epoch was
+    /// a member for longer; of two members of the same epoch, who has the higher version has all that the
+    /// other one has.
+    fn newest_older_copy(&self, entry: &PgEntry) -> Option<(Member, &OlderCopy)> {
+        let is_other = |osd: OsdId| entry.acting_member(osd).is_none();
+        let fit = self.older_copies(entry.pg).filter(|(member, copy)| {
+            self.is_whole_everywhere(entry.pg) && copy.unfit.is_none() && is_other(member.osd)
+        });
+        fit.max_by_key(|(member, copy)| (copy.epoch, copy.complete, Reverse(member.osd)))
+    }
+
+    fn is_whole_everywhere(&self, pg: PgId) -> bool {
+        self.committed.pool(pg.pool).is_some_and(|it| it.pool.scheme.is_whole_everywhere())
+    }
+
+    /// Returns the OSDs that are down, besides the acting members of a PG: they may have older copies.
+    fn others_down(&self, entry: &PgEntry) -> Vec<String> {
+        let down = self.committed.osds().filter(|record| !record.info.up);
+        let others = down.filter(|record| entry.acting_member(record.info.id).is_none());
+        others.map(|record| record.info.id.to_string()).collect()
+    }
+
+    /// Explains how to make a PG serve again.
+    pub(super) fn what_helps(&self, pg: PgId) -> String {
+        remedy::what_helps(&self.committed, pg, |entry| self.when_lost(entry))
+    }
+
+    /// Explains what to do for a PG whose absent members are lost for good, as the end of a sentence.
+    pub(super) fn when_lost(&self, entry: &PgEntry) -> String {
+        let pg = entry.pg;
+        let scheme = self.committed.pool(pg.pool).expect("a PG has a pool").pool.scheme;
+        if self.members_left(entry).len() >= scheme.data_count() as usize {
+            return format!(
+                "`ashlar pg give-up {pg} --they-are-off` shows what would be lost; add `--yes` to \
+                 accept the loss"
+            );
+        }
+        if let Some((member, _)) = self.newest_older_copy(entry) {
+            return format!(
+                "`ashlar pg give-up {pg} --they-are-off --older-copy` shows what would be lost if \
+                 the PG continued with the older copy of {}; add `--yes` to accept the loss",
+                member.osd
+            );
+        }
+        self.without_copies(entry)
+    }
+
+    /// Explains what to do if no OSD that is up has a copy with which the PG could continue.
+    fn without_copies(&self, entry: &PgEntry) -> String {
+        let down = self.others_down(entry);
+        if down.is_empty() || !self.is_whole_everywhere(entry.pg) {
+            return "restore its volumes from a backup into a new pool".to_owned();
+        }
+        format!(
+            "start the other OSDs that are down, which may have an older copy of the PG: {}. If none has, \
+             restore its volumes from a backup into a new pool",
+            first_names(&down)
+        )
     }
 
     /// Plans `pg give-up` of an incomplete PG: the next entry tells its primary that the operator accepts the
@@ -229,12 +332,7 @@ impl Monitor {
         let named: Vec<String> = off.iter().map(OsdId::to_string).collect();
         let named = named.join(", ");
         if left.is_empty() {
-            return Err(failure(
-                "unavailable",
-                format!("no OSD that has PG {pg} is up: without {named} none of its data is left"),
-                "start one of them, on its disk or on a copy of it. If there is none, restore the \
-                 volumes from a backup into a new pool",
-            ));
+            return self.plan_older_copy(entry, asked, &off, &named);
         }
         let scheme = self.committed.pool(pg.pool).expect("a PG has a pool").pool.scheme;
         let needed = scheme.data_count() as usize;
@@ -290,6 +388,84 @@ impl Monitor {
         let (epoch, learners) = (entry.epoch.next(), Vec::new());
         let next = PgEntry { epoch, positions, learners, ..entry.clone() }.led_by(leads);
         let answer = json!({ "pg": pg.to_string(), "osd": next.primary_osd(), "given_up": off });
+        let batch = self.batch_of_entry(next);
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    /// Plans `pg give-up --they-are-off` of a PG of which no acting member is left.
+    fn plan_older_copy(
+        &self,
+        entry: &PgEntry,
+        asked: &MembersGiveUp,
+        off: &[OsdId],
+        named: &str,
+    ) -> Result<Plan, Failure> {
+        let pg = entry.pg;
+        let nothing_left = format!("no OSD that has everything of PG {pg} is up ({named})");
+        let start = "start one of them, on its disk or on a copy of it.";
+        let unheard = self.unheard_of_copies(entry, asked.arrived);
+        if let Some(osd) = unheard.filter(|_| asked.older_copy) {
+            return Err(failure(
+                "busy",
+                format!("{nothing_left}, and {osd} has not told yet whether it has an older copy"),
+                format!(
+                    "{start} If they are lost for good, try again in a few seconds: by then {osd} \
+                     has told it, or is marked down, or see its log"
+                ),
+            ));
+        }
+        let Some((member, copy)) = self.newest_older_copy(entry) else {
+            let unfit = self.older_copies(pg).filter_map(|(member, copy)| {
+                Some(format!("{} has an older copy, but {}", member.osd, copy.unfit.as_ref()?))
+            });
+            let unfit: Vec<String> = unfit.collect();
+            let why = match unfit.is_empty() {
+                true => "without them none of its data is left".to_owned(),
+                false => unfit.join("; "),
+            };
+            let hint = format!("{start} If they are lost for good: {}", self.without_copies(entry));
+            return Err(failure("unavailable", format!("{nothing_left}: {why}"), hint));
+        };
+        let (osd, epoch) = (member.osd, copy.epoch);
+        let command = format!("ashlar pg give-up {pg} --they-are-off --older-copy");
+        if !asked.older_copy {
+            return Err(failure(
+                "unavailable",
+                format!("{nothing_left}: {osd} has an older copy, of epoch {epoch}"),
+                format!("{start} If they are lost for good: `{command}` shows what would be lost"),
+            ));
+        }
+        if !asked.accepted {
+            let down = self.others_down(entry);
+            let others = match down.is_empty() {
+                true => String::new(),
+                false => format!(
+                    " OSDs that are down may have newer copies, so start them first: {}.",
+                    first_names(&down)
+                ),
+            };
+            let message = format!(
+                "giving up {named} cannot be undone: PG {pg} continues with the copy of {osd}, which has \
+                 everything that was acknowledged while {osd} was a member, up to epoch {epoch}. \
+                 Everything that was acknowledged since is lost: {}. The data of {named} is discarded \
+                 when they return.{others} The OSDs given up must be off, and must not serve clients \
+                 again before they have the new map: writes that they accept until then would be lost",
+                self.concerned(pg),
+            );
+            return Err(failure(
+                "not_accepted",
+                message,
+                format!("to accept this: `{command} --yes`"),
+            ));
+        }
+        let position = entry.learner(osd).map_or(Position::FIRST, |learner| learner.position);
+        let mut positions = vec![None; entry.positions.len()];
+        positions[position.index()] = Some(member);
+        let (next, learners) = (entry.epoch.next(), Vec::new());
+        let next = PgEntry { epoch: next, given_up: next, positions, learners, ..entry.clone() };
+        let next = next.led_by(osd);
+        let answer =
+            json!({ "pg": pg.to_string(), "osd": osd, "given_up": off, "older_copy": true });
         let batch = self.batch_of_entry(next);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }

@@ -149,7 +149,7 @@ impl Monitor {
     fn hint_for(&self, condition: Condition, entry: &PgEntry) -> String {
         match condition {
             Condition::Down | Condition::Incomplete | Condition::Undersized => {
-                remedy::what_helps(&self.committed, entry.pg)
+                self.what_helps(entry.pg)
             }
             Condition::Peering => format!(
                 "this takes a second or two; if it takes longer, `ashlar pg describe {}` lists the \

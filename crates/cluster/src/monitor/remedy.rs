@@ -1,7 +1,7 @@
 //! Hints for `status` on what operators can do, with the ids and paths of this cluster.
 
 use base::{OsdId, PgId};
-use format::wire::Member;
+use format::wire::{Member, PgEntry};
 
 use super::committed_state::CommittedState;
 use crate::records::OsdRecord;
@@ -85,7 +85,12 @@ fn wait_hint(record: &OsdRecord) -> String {
 
 /// Explains how to make a PG serve again. Giving up data is mentioned only if nothing else can help: the OSDs
 /// that the PG waits for are out, removed, or have returned without their data.
-pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
+/// `when_lost`: returns what to do then.
+pub(super) fn what_helps(
+    committed: &CommittedState,
+    pg: PgId,
+    when_lost: impl FnOnce(&PgEntry) -> String,
+) -> String {
     let Some(entry) = committed.pg(pg) else { return String::new() };
     let record = |member: &Member| committed.osd(member.osd);
     let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
@@ -110,10 +115,9 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
         .collect();
     if !absent.is_empty() {
         return format!(
-            "start {} again, on the original disk or a copy of it. If a disk is lost for good, \
-             `ashlar pg give-up {pg} --they-are-off` shows what would be lost; add `--yes` to \
-             accept the loss",
-            absent.join(", ")
+            "start {} again, on the original disk or a copy of it. If a disk is lost for good, {}",
+            absent.join(", "),
+            when_lost(entry)
         );
     }
     if !entry.learners.is_empty() {

@@ -368,7 +368,7 @@ impl Monitor {
                 "pg_incomplete",
                 Severity::Error,
                 format!("{} PGs cannot serve: their I/O waits ({pg}: {why})", tally.incomplete),
-                remedy::what_helps(&self.committed, *pg).into(),
+                self.what_helps(*pg).into(),
             );
         }
         if let Some((pg, why)) = &tally.down_example {
@@ -376,7 +376,7 @@ impl Monitor {
                 "pg_down",
                 Severity::Error,
                 format!("{} PGs have no OSD that is up: their I/O waits ({pg}: {why})", tally.down),
-                remedy::what_helps(&self.committed, *pg).into(),
+                self.what_helps(*pg).into(),
             );
         }
         if let Some((pg, why)) = &tally.stuck_example {

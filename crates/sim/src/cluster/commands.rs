@@ -274,7 +274,7 @@ impl World {
             Job::FindLost => unreachable!("it asks nobody"),
             Job::GiveUpMembers(pg) => {
                 self.watch.members_given_up(*pg);
-                Command::PgGiveUp { pg: *pg, accepted: true, they_are_off: true }
+                Command::PgGiveUp { pg: *pg, accepted: true, they_are_off: true, older_copy: false }
             }
             Job::GiveUp(number) => {
                 let now = self.moment();
@@ -284,7 +284,7 @@ impl World {
                 }
                 self.operator.gave_up = true;
                 let pg = PgId { pool: PoolId::FIRST, number: *number };
-                Command::PgGiveUp { pg, accepted: true, they_are_off: false }
+                Command::PgGiveUp { pg, accepted: true, they_are_off: false, older_copy: false }
             }
             Job::SetOut(index, is_out) => {
                 let osd = self.osds[*index].id?;

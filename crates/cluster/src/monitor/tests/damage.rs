@@ -128,8 +128,12 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged", "{key}");
             let refused = rig.open_session(client, "v").unwrap().unwrap_err();
             assert_eq!(refused.code, "state_damaged", "{key}");
-            let give_up =
-                |they_are_off| Command::PgGiveUp { pg: before[0].pg, accepted: true, they_are_off };
+            let give_up = |they_are_off| Command::PgGiveUp {
+                pg: before[0].pg,
+                accepted: true,
+                they_are_off,
+                older_copy: false,
+            };
             for they_are_off in [false, true] {
                 let refused = rig.command(give_up(they_are_off)).unwrap_err();
                 assert_eq!(refused.code, "state_damaged", "{key}");

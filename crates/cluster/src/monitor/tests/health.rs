@@ -6,7 +6,7 @@ use base::Duration;
 use serde_json::json;
 
 use super::rig::{Rig, osd_id};
-use crate::message::{Command, FillingProgress, MediaErrors, OsdReport};
+use crate::message::{Command, FillingProgress, MediaErrors, OlderCopy, OsdReport};
 
 #[test]
 fn how_pgs_stand_is_told_with_the_remedy() {
@@ -112,8 +112,14 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert!(hint.contains(&format!("`ashlar osd run /osd{second}`")), "{hint}");
     assert!(!hint.contains("give-up"), "{hint}");
     rig.command(Command::OsdOut { osd: osd_id(second) }).unwrap();
+    // Giving up the last member helps only if another OSD has a copy that is complete.
     let (_, hint) = rig.check("pg_down");
-    let give_up = format!("`ashlar pg give-up {} --they-are-off`", waiting.pg);
+    assert!(!hint.contains("give-up") && hint.contains("from a backup"), "{hint}");
+    let (pg, epoch, unfit) = (waiting.pg, waiting.epoch, None);
+    let copy = OlderCopy { pg, epoch, complete: (epoch, 1), unfit };
+    rig.report(first, |report| report.older_copies = Some(vec![copy]));
+    let (_, hint) = rig.check("pg_down");
+    let give_up = format!("`ashlar pg give-up {pg} --they-are-off --older-copy`");
     assert!(hint.contains(&give_up), "{hint}");
     rig.command(Command::OsdIn { osd: osd_id(second) }).unwrap();
     rig.boot(second);

@@ -647,7 +647,7 @@ fn status_tells_health_with_reasons() {
     let osd = rig.osds[&osd_id(1)].map.pg(pg).unwrap().primary_osd().unwrap();
     let number = osd.get();
     rig.report(3 - number, |_| {});
-    let give_up = Command::PgGiveUp { pg, accepted: true, they_are_off: false };
+    let give_up = Command::PgGiveUp { pg, accepted: true, they_are_off: false, older_copy: false };
     assert_eq!(code(rig.command(give_up.clone())), "invalid");
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
@@ -663,8 +663,9 @@ fn status_tells_health_with_reasons() {
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
     // Without confirmation, the command only reports what would be lost.
-    let asked =
-        rig.command(Command::PgGiveUp { pg, accepted: false, they_are_off: false }).unwrap_err();
+    let asked = rig
+        .command(Command::PgGiveUp { pg, accepted: false, they_are_off: false, older_copy: false })
+        .unwrap_err();
     assert_eq!(asked.code, "not_accepted");
     assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
     let before = rig.osds[&osd].map.pg(pg).unwrap().clone();

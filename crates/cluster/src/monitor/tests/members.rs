@@ -681,7 +681,8 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     rig.make_volume("v", base::GIB).unwrap();
     let pg = rig.entry(0).pg;
-    let give_up = |accepted| Command::PgGiveUp { pg, accepted, they_are_off: true };
+    let give_up =
+        |accepted| Command::PgGiveUp { pg, accepted, they_are_off: true, older_copy: false };
     assert_eq!(code(rig.command(give_up(true))), "invalid", "nobody is off");
     rig.crash_osd(2);
     assert_eq!(code(rig.command(give_up(true))), "invalid", "it may come back");
@@ -709,7 +710,7 @@ fn members_that_are_off_are_given_up_by_name_alone() {
         assert!(error.message.contains(part), "{part}: {}", error.message);
     }
     for accepted in [false, true] {
-        let plain = Command::PgGiveUp { pg, accepted, they_are_off: false };
+        let plain = Command::PgGiveUp { pg, accepted, they_are_off: false, older_copy: false };
         let error = rig.command(plain).unwrap_err();
         assert_eq!(error.code, "invalid");
         assert!(error.hint.contains(&format!("give-up {pg} --they-are-off")), "{error:?}");
@@ -885,7 +886,8 @@ fn a_damaged_member_is_given_up_with_those_that_are_off_and_does_not_lead() {
     rig.boot(whole);
     let waits = rig.entry(0);
     assert_eq!(osds(waits.acting()), [1, 2, 3].into());
-    let give_up = Command::PgGiveUp { pg: entry.pg, accepted: true, they_are_off: true };
+    let give_up =
+        Command::PgGiveUp { pg: entry.pg, accepted: true, they_are_off: true, older_copy: false };
     let given_up = rig.command(give_up).unwrap();
     assert_eq!(given_up["given_up"], json!([damaged, off]));
     let next = rig.entry(0);

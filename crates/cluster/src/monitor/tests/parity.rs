@@ -230,7 +230,12 @@ fn a_pg_with_fewer_members_than_parts_is_not_given_up() {
     assert!(!rig.checks().contains(&"pg_last_copy".to_string()));
     rig.kill_osd(at(4));
     assert_eq!(rig.entry(0).acting_count(), 5, "the minimum is five");
-    let give_up = |accepted| Command::PgGiveUp { pg: entry.pg, accepted, they_are_off: true };
+    let give_up = |accepted| Command::PgGiveUp {
+        pg: entry.pg,
+        accepted,
+        they_are_off: true,
+        older_copy: false,
+    };
     let asked = rig.command(give_up(false)).unwrap_err();
     assert_eq!(asked.code, "not_accepted");
     rig.kill_osd(at(3));
