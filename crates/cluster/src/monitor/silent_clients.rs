@@ -210,3 +210,19 @@ impl Monitor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_is_gone_leaves_no_question_behind() {
+        let mut clients = SilentClients::default();
+        let (client, now) = (ConnectionId::new(1), Time::from_nanos(1));
+        clients.watch(now, client);
+        assert_eq!(clients.ask_quiet(now + ASK_AFTER), [client]);
+        clients.forget(client);
+        assert!(clients.heard.is_empty() && clients.asked.is_empty());
+        assert_eq!(clients.deadline(), None, "nobody is to be asked");
+    }
+}

@@ -304,6 +304,44 @@ fn stopped_clients_without_the_lock_are_in_the_way_of_it_and_of_removal() {
 }
 
 #[test]
+fn a_stopped_lazy_holder_does_not_keep_a_reader_out() {
+    let mut rig = rig();
+    let (holder, session) = rig.holder();
+    rig.advance(Duration::from_secs(20));
+    let reader = rig.new_client();
+    let read = rig.ask_lock(reader, "v", true);
+    assert!(rig.lock_answer(reader, read).unwrap().is_ok());
+    assert!(rig.has_fenced(session) && !rig.open.contains(&holder));
+}
+
+#[test]
+fn commands_that_free_nothing_of_a_volume_end_no_session() {
+    let mut rig = rig();
+    let stopped = rig.new_client();
+    rig.open_session(stopped, "v").unwrap().unwrap();
+    rig.advance(Duration::from_secs(20));
+    let resize = |size, shrink| Command::VolumeResize { volume: "v".into(), size, shrink };
+    rig.command(resize(GIB, true)).unwrap();
+    rig.command(resize(2 * GIB, true)).unwrap();
+    assert_eq!(rig.command(resize(GIB, false)).unwrap_err().code, "invalid");
+    assert!(rig.open.contains(&stopped), "it is in nobody's way");
+    rig.command(resize(GIB, true)).unwrap();
+    assert!(!rig.open.contains(&stopped));
+}
+
+#[test]
+fn a_client_that_was_cut_off_does_not_protect_a_stopped_one() {
+    let mut rig = rig();
+    let (stopped, gone) = (rig.new_client(), rig.client());
+    rig.open_session(stopped, "v").unwrap().unwrap();
+    rig.open_session(gone, "v").unwrap().unwrap();
+    rig.advance(Duration::from_secs(20));
+    rig.break_connection(gone);
+    assert_eq!(rig.remove_volume("v").unwrap_err().code, "busy", "the other one may come back");
+    assert!(!rig.open.contains(&stopped));
+}
+
+#[test]
 fn a_stopped_client_does_not_keep_an_object_pool() {
     let mut rig = Rig::with_pool(1, 8);
     let create = Command::PoolCreate {
