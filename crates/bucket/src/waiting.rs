@@ -158,3 +158,35 @@ impl<K: Ord> Drop for Turn<'_, K> {
         waker.into_iter().for_each(Waker::wake);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::memory::Runner;
+
+    #[test]
+    fn turns_come_in_the_order_in_which_they_were_asked_for() {
+        let runner = Runner::new(1);
+        let (turns, told) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
+        for number in 0..20u64 {
+            let (runner, turns, told) = (runner.clone(), turns.clone(), told.clone());
+            runner.clone().spawn(async move {
+                runner.sleep(Duration::from_millis(number)).await;
+                let turn = turns.enter("key");
+                // Every third one goes away before its turn.
+                if number % 3 == 2 {
+                    return runner.sleep(Duration::from_millis(7)).await;
+                }
+                turn.wait().await;
+                runner.sleep(Duration::from_millis(50)).await;
+                lock(&told).push(number);
+            });
+        }
+        runner.clone().run(async move { runner.sleep(Duration::from_secs(2)).await });
+        let expected: Vec<u64> = (0..20).filter(|number| number % 3 != 2).collect();
+        assert_eq!(*lock(&told), expected);
+        assert!(!turns.is_busy(&"key"));
+    }
+}

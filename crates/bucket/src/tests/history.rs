@@ -18,10 +18,10 @@ use crate::{BucketId, CannedAcl, Failure, IndexName};
 enum Act {
     /// The object is put.
     Put(u64, Condition),
-    /// The condition of a put was not met.
+    /// The condition of a change was not met.
     Refused(Condition),
     /// The object is deleted.
-    Delete,
+    Delete(Condition),
     /// This was read.
     Get(u64),
     /// The bucket was deleted: no acknowledged object was in it.
@@ -81,7 +81,7 @@ fn is_possible(events: &[Event]) -> bool {
                 _ if state == DEAD => continue,
                 Act::Put(body, condition) if condition.holds(state) => body,
                 Act::Refused(condition) if !condition.holds(state) => state,
-                Act::Delete => 0,
+                Act::Delete(condition) if condition.holds(state) => 0,
                 Act::Get(body) if body == state => state,
                 Act::BucketDeleted if state == 0 => DEAD,
                 _ => continue,
@@ -122,18 +122,33 @@ impl Writer {
         }
     }
 
+    /// Returns the condition that the object is what it is now.
+    async fn what_is_there(&self, bucket: &Bucket, text: &str) -> Condition {
+        match get(&self.gateway, bucket, text).await {
+            Ok(body) => Condition::Is(body.parse().expect("a number")),
+            Err(_) => Condition::None,
+        }
+    }
+
     /// Makes one request. Returns what it tells; `None`: nothing.
     async fn act(&mut self, bucket: &Arc<Bucket>, text: &str) -> Option<(Act, bool)> {
-        let no = Conditions::default();
         let may_have = |failure: &Failure| {
             matches!(failure, Failure::Unavailable { .. } | Failure::NoSuchBucket)
         };
         match self.dice.below(10) {
-            0..2 => {
+            way @ 0..2 => {
+                let condition = match way {
+                    0 => self.what_is_there(bucket, text).await,
+                    _ => Condition::None,
+                };
+                let conditions = conditions_of(condition);
                 let client = Client::new();
-                match self.gateway.delete(&client, bucket, &key(text), &no).await {
-                    Ok(()) => Some((Act::Delete, true)),
-                    Err(failure) => may_have(&failure).then_some((Act::Delete, false)),
+                match self.gateway.delete(&client, bucket, &key(text), &conditions).await {
+                    Ok(()) => Some((Act::Delete(condition), true)),
+                    Err(Failure::PreconditionFailed | Failure::NoSuchKey) => {
+                        Some((Act::Refused(condition), true))
+                    }
+                    Err(it) => may_have(&it).then_some((Act::Delete(condition), false)),
                 }
             }
             2..5 => match get(&self.gateway, bucket, text).await {
@@ -149,20 +164,10 @@ impl Writer {
                 };
                 let condition = match way {
                     5 => Condition::Absent,
-                    6 => match get(&self.gateway, bucket, text).await {
-                        Ok(body) => Condition::Is(body.parse().expect("a number")),
-                        Err(_) => Condition::None,
-                    },
+                    6 => self.what_is_there(bucket, text).await,
                     _ => Condition::None,
                 };
-                let conditions = match condition {
-                    Condition::None => no,
-                    Condition::Absent => if_absent(),
-                    Condition::Is(body) => Conditions {
-                        if_match: Some(TagCondition::OneOf(vec![etag_of(body)])),
-                        ..Conditions::default()
-                    },
-                };
+                let conditions = conditions_of(condition);
                 let told = body.to_string();
                 match put_if(&self.gateway, bucket, text, &told, conditions).await {
                     Ok(_) => Some((Act::Put(body, condition), true)),
@@ -173,6 +178,17 @@ impl Writer {
                 }
             }
         }
+    }
+}
+
+fn conditions_of(condition: Condition) -> Conditions {
+    match condition {
+        Condition::None => Conditions::default(),
+        Condition::Absent => if_absent(),
+        Condition::Is(body) => Conditions {
+            if_match: Some(TagCondition::OneOf(vec![etag_of(body)])),
+            ..Conditions::default()
+        },
     }
 }
 
@@ -280,7 +296,7 @@ fn histories_are_possible(seed: u64, faults: Faults) -> Counts {
                 (Act::Put(_, Condition::None), _) => "put",
                 (Act::Put(..), _) => "conditional put",
                 (Act::Refused(_), _) => "refused",
-                (Act::Delete, _) => "delete",
+                (Act::Delete(_), _) => "delete",
                 (Act::Get(_), _) => "get",
                 (Act::BucketDeleted, _) => "bucket deleted",
             };
@@ -392,7 +408,7 @@ fn writers_of_one_key_at_one_gateway_all_get_their_turn() {
         let bucket = gateways[0].create_bucket(&client, "photos", "ann", CannedAcl::Private, None);
         let bucket = bucket.await.expect("created");
         let mut writers = Vec::new();
-        for number in 0..50 {
+        for number in 0..120 {
             let (giver, taker) = crate::waiting::result();
             let (gateway, bucket) = (gateways[0].clone(), bucket.clone());
             runner.spawn(async move {
