@@ -49,6 +49,17 @@ struct Leftover {
     or_zero: bool,
     /// The moment at which the history begins.
     from: Moment,
+    /// After a loss of power: what was there before it.
+    before: Option<Box<Before>>,
+}
+
+/// A history that a loss of power ended. A later loss may show that more of its writes are gone: those of a
+/// client that was still there and could have retransmitted them.
+#[derive(Clone, Debug)]
+struct Before {
+    history: History,
+    /// When the writes were requested that may have been gone then.
+    lost: BTreeSet<Moment>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -153,11 +164,23 @@ impl Zone {
     }
 }
 
+impl Leftover {
+    /// Returns the values other than zero that it may hold, and whether it may hold zero, if the writes
+    /// requested at the moments `lost` may be gone as well.
+    fn possible(&self, lost: &BTreeSet<Moment>) -> (BTreeSet<Value>, bool) {
+        match &self.before {
+            Some(before) => before.history.possible(&(&before.lost | lost)),
+            None => (self.values.clone(), self.or_zero),
+        }
+    }
+}
+
 impl History {
     /// Creates a history that begins after a loss of data at `from`: the register holds zero, or one of
     /// the values that it held before. No operation takes effect at `from` or at the next moment.
     pub fn after_loss(before: impl IntoIterator<Item = Value>, from: Moment) -> History {
-        let leftover = Leftover { values: before.into_iter().collect(), or_zero: true, from };
+        let values = before.into_iter().collect();
+        let leftover = Leftover { values, or_zero: true, from, before: None };
         History { leftover: Some(leftover), ..History::default() }
     }
 
@@ -166,22 +189,33 @@ impl History {
     /// by a later write outside `lost`. No operation takes effect at `now` or at the next moment.
     /// Returns `None` if there is only one such value.
     pub fn after_power_loss(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
+        let (values, or_zero) = self.possible(lost);
+        let is_sure = values.len() + usize::from(or_zero) < 2;
+        let before = || Some(Box::new(Before { history: self.clone(), lost: lost.clone() }));
+        (!is_sure).then(|| {
+            let leftover = Leftover { values, or_zero, from: now, before: before() };
+            History { leftover: Some(leftover), ..History::default() }
+        })
+    }
+
+    /// Returns the values other than zero that no later write outside `lost` has certainly replaced, and
+    /// whether the register may hold zero.
+    fn possible(&self, lost: &BTreeSet<Moment>) -> (BTreeSet<Value>, bool) {
         let safe = self.writes.iter().filter(|write| write.happened && !lost.contains(&write.from));
         let safe = safe.map(|write| write.from).max().unwrap_or(0);
         let left = self.writes.iter().filter(|write| write.to >= safe);
         let mut values: BTreeSet<Value> = left.map(|write| write.value).collect();
         let mut or_zero = values.remove(&0);
         match &self.leftover {
-            Some(before) if before.from + 1 >= safe => {
-                values.extend(&before.values);
-                or_zero |= before.or_zero;
+            Some(leftover) if leftover.from + 1 >= safe => {
+                let (former, zero) = leftover.possible(lost);
+                values.extend(former);
+                or_zero |= zero;
             }
             None if safe == 0 => or_zero = true,
             _ => {}
         }
-        let is_sure = values.len() + usize::from(or_zero) < 2;
-        let leftover = Leftover { values, or_zero, from: now };
-        (!is_sure).then(|| History { leftover: Some(leftover), ..History::default() })
+        (values, or_zero)
     }
 
     /// Returns every value that the register may have held.
@@ -274,7 +308,7 @@ impl History {
     /// Returns a write that stands for the value that the register held after a loss: a value that no
     /// later write wrote, preferably one that was read.
     fn left(&self) -> Option<Write> {
-        let Leftover { values, or_zero, from } = self.leftover.as_ref()?;
+        let Leftover { values, or_zero, from, .. } = self.leftover.as_ref()?;
         let may_be = |value: &Value| {
             values.contains(value) && !self.writes.iter().any(|write| write.value == *value)
         };
@@ -469,6 +503,39 @@ mod tests {
         assert!(check(&[7, 0]).is_err(), "nobody wrote zeros");
         assert!(check(&[6]).is_err(), "it never had that");
         assert!(check(&[7, 9, 7]).is_err(), "it was overwritten");
+    }
+
+    #[test]
+    fn a_later_loss_may_take_what_an_earlier_one_had_left() {
+        let mut first = History::default();
+        first.failed_write(5, 1, 15);
+        first.write(6, 10, 14, false);
+        first.write(7, 16, 20, false);
+        first.failed_write(8, 18, 21);
+        // Write 5 may be gone. That changes nothing: write 7 replaced it, or write 8 did.
+        let second = first.after_power_loss(&BTreeSet::from([1]), 30).expect("7 or 8");
+        let reads = |history: &History, value| {
+            let mut history = history.clone();
+            history.read(value, 50, 51);
+            history.check().is_ok()
+        };
+        for (value, is_good) in [(0, false), (5, false), (6, false), (7, true), (8, true)] {
+            assert_eq!(reads(&second, value), is_good, "{value}, after the first loss");
+        }
+        // Write 5 may have been flushed in the meantime, if it was not gone: then `lost` lacks it.
+        for lost in [&[1, 16][..], &[16]] {
+            let third = second.after_power_loss(&lost.iter().copied().collect(), 40);
+            let third = third.expect("several values");
+            for (value, is_good) in [(0, false), (5, true), (6, true), (7, true), (8, true)] {
+                assert_eq!(reads(&third, value), is_good, "{value}, without write 7");
+            }
+        }
+        let third = second.after_power_loss(&BTreeSet::from([1, 10, 16]), 40);
+        assert!(reads(&third.expect("several values"), 0), "each write may be gone");
+        // A write that was not lost follows both losses.
+        let mut second = second;
+        second.write(9, 32, 33, false);
+        assert!(second.after_power_loss(&BTreeSet::from([1, 10, 16]), 40).is_none(), "only 9");
     }
 
     #[test]

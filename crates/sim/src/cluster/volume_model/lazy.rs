@@ -261,4 +261,40 @@ mod tests {
         assert!(!volume.lost_power(0, 15, 20), "its client lives and writes it again");
         assert!(reads(volume, &[8], 30));
     }
+
+    #[test]
+    fn what_a_living_client_had_at_a_loss_of_power_may_be_lost_when_it_goes() {
+        const NEXT: Owner = (1, 1);
+        for (is_flushed, is_gone) in [(false, false), (false, true), (true, true)] {
+            for value in [0, 5, 6, 7, 8] {
+                // The last write of a client that has gone, without an answer.
+                let mut volume = volume();
+                volume.ask(5, SessionId::ZERO, 5, PIECES, 1);
+                volume.asked_lazily(5, ME);
+                volume.left_by(|owner| owner == ME, 2);
+                volume.failed(5, 10);
+                // The next client has two answers; a write of both units and others has failed.
+                for (id, from) in [(6, 12), (7, 14), (8, 16)] {
+                    volume.ask(id, SessionId::ZERO, id, PIECES, from);
+                    volume.asked_lazily(id, NEXT);
+                    match id {
+                        8 => volume.failed(id, from + 1),
+                        _ => volume.done(id, from + 1, false),
+                    }
+                }
+                if is_flushed {
+                    volume.flushed(16, NEXT);
+                }
+                volume.lost_power(0, 20, 20);
+                if is_gone {
+                    volume.left_by(|owner| owner == NEXT, 24);
+                }
+                let is_good = match value {
+                    7 | 8 => true,
+                    _ => is_gone && !is_flushed,
+                };
+                assert_eq!(reads(volume, &[value], 30), is_good, "{value} {is_gone} {is_flushed}");
+            }
+        }
+    }
 }
