@@ -216,14 +216,17 @@ impl<D: Door> Core<D> {
             return Ok(());
         }
         let mut mark = WatchedMark::default();
+        let written_us = self.door.running_us();
         loop {
             let view = self.view(&bucket.name, VIEW_AGE_MAX).await?;
             match &view.found {
                 Some((_, record)) if record.bucket.id != bucket.id => break,
                 None => break,
                 Some((_, record)) if record.mark.is_none() => {
-                    // The look itself may have taken long.
-                    if self.since(view.sent_us) <= VIEW_AGE_MAX {
+                    // However long a look takes: if it was sent behind the write, so is the mark of whoever
+                    // deletes, and the list behind that shows the write.
+                    let is_behind = view.sent_us >= written_us;
+                    if is_behind || self.since(view.sent_us) <= VIEW_AGE_MAX {
                         return Ok(());
                     }
                 }
