@@ -19,6 +19,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod directory;
+mod empty_ranges;
 mod options;
 mod queue;
 mod range_deletion;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, WriteBatch};
 
-use super::range_deletion::GroupPuts;
+use super::range_deletion::{GroupPuts, RangeSearch};
 use super::{Family, LSN_KEY, Shared, directory, options};
 use crate::inflight::Lane;
 use format::engine::{
@@ -73,6 +73,8 @@ struct Writer<'a> {
     shared: &'a Shared,
     /// Of each family whose write failed, the lsn of that write, until it is repeated.
     failed: BTreeMap<PoolId, Lsn>,
+    /// The searches for the keys of range deletions, by family.
+    searches: BTreeMap<PoolId, RangeSearch>,
     search_time_max: Duration,
 }
 
@@ -133,7 +135,8 @@ impl<'a> Part<'a> {
 
 impl<'a> Writer<'a> {
     fn new(shared: &'a Shared, search_time_max: Duration) -> Writer<'a> {
-        Writer { shared, failed: BTreeMap::new(), search_time_max }
+        let (failed, searches) = (BTreeMap::new(), BTreeMap::new());
+        Writer { shared, failed, searches, search_time_max }
     }
 
     /// Carries out the first request, or the group of writes at the front.
@@ -190,8 +193,9 @@ impl<'a> Writer<'a> {
                     if group.search_time < self.search_time_max && part.size < BATCH_SIZE_MAX =>
                 {
                     let begun = Instant::now();
-                    let database = &self.shared.database;
-                    let keys = part.puts.keys_in_range(database, &part.column_family, start, end);
+                    let search = self.searches.entry(id).or_default();
+                    let place = (&self.shared.database, &part.column_family);
+                    let keys = search.keys_in_range(&mut part.puts, place, start, end);
                     group.search_time += begun.elapsed();
                     keys
                 }
@@ -222,6 +226,12 @@ impl<'a> Writer<'a> {
             self.wait_for_compactions(&group);
             let written = self.shared.database.write_opt(group.batch, &options::write_options());
             result = written.map_err(|error| self.shared.judge("write", &error));
+        }
+        for (id, part) in &group.families {
+            self.searches.entry(*id).and_modify(|search| search.on_written(&part.puts));
+        }
+        if result.is_err() {
+            self.searches.clear();
         }
         if result.is_ok() {
             for part in group.families.values() {
@@ -268,6 +278,7 @@ impl<'a> Writer<'a> {
     }
 
     fn change_families(&mut self, effect: EngineEffect) {
+        self.searches.clear();
         let (op, result) = match effect {
             EngineEffect::Create { op, family, compression } => {
                 (op, self.create_family(family, compression))
@@ -358,6 +369,8 @@ mod tests {
     /// An engine with an empty family, to which groups are written on the test's thread.
     struct Bench {
         engine: Rocks,
+        /// Of the writing thread, what it knows from group to group.
+        searches: BTreeMap<PoolId, RangeSearch>,
         lsn: u64,
         search_time_max: Duration,
         _directory: Directory,
@@ -374,7 +387,9 @@ mod tests {
             let (engine, _) = opened.expect("it was created");
             // The machine may be busy.
             let search_time_max = Duration::MAX;
-            let mut bench = Bench { engine, lsn: 0, search_time_max, _directory: directory };
+            let searches = BTreeMap::new();
+            let mut bench =
+                Bench { engine, searches, lsn: 0, search_time_max, _directory: directory };
             let (op, compression) = (EngineOp(0), Compression::None);
             bench.turn([EngineEffect::Create { op, family: PoolId::FIRST, compression }]);
             bench
@@ -382,7 +397,10 @@ mod tests {
 
         fn turn(&mut self, requests: impl IntoIterator<Item = EngineEffect>) {
             let mut requests: VecDeque<EngineEffect> = requests.into_iter().collect();
-            Writer::new(&self.engine.shared, self.search_time_max).turn(&mut requests);
+            let mut writer = Writer::new(&self.engine.shared, self.search_time_max);
+            writer.searches = std::mem::take(&mut self.searches);
+            writer.turn(&mut requests);
+            self.searches = writer.searches;
             assert!(requests.is_empty(), "it was more than one group");
         }
 
@@ -414,6 +432,13 @@ mod tests {
         fn range_count(&self) -> u64 {
             let family = self.engine.shared.family(PoolId::FIRST).expect("it was created");
             family.unflushed_range_count.load(Ordering::Acquire)
+        }
+    }
+
+    impl Bench {
+        /// Returns how often RocksDB was searched.
+        fn search_count(&self) -> u32 {
+            self.searches.get(&PoolId::FIRST).map_or(0, |search| search.count)
         }
     }
 
@@ -492,5 +517,46 @@ mod tests {
         bench.search_time_max = Duration::from_nanos(1);
         bench.group([vec![put(1), put(5)], vec![delete_range(0, 2)], vec![delete_range(5, 6)]]);
         assert_eq!((bench.count(), bench.range_count()), (0, 1));
+    }
+    /// Around an empty range nothing is searched again, up to the next keys.
+    #[test]
+    fn what_is_known_to_be_empty_is_not_searched_until_something_is_put_there() {
+        let mut bench = Bench::new("empty");
+        bench.group([vec![put(10), put(50), put(60)]]);
+        bench.group([vec![delete_range(20, 22)], vec![delete_range(11, 15), delete_range(40, 50)]]);
+        assert_eq!((bench.search_count(), bench.range_count()), (1, 0));
+        // What this group puts is deleted, and what the group before has put.
+        bench.group([vec![put(30), delete_range(30, 31), put(31)]]);
+        assert_eq!((bench.search_count(), bench.count()), (1, 4));
+        bench.group([vec![delete_range(20, 30), delete_range(31, 32), delete_range(32, 33)]]);
+        assert_eq!((bench.search_count(), bench.count()), (2, 3));
+        bench.group([vec![delete_range(50, 51), delete_range(51, 60), delete_range(70, 80)]]);
+        assert_eq!((bench.search_count(), bench.count()), (5, 2));
+        // What begins otherwise is another place: keys 99 and 99999 are no neighbours of key 100.
+        bench.group([vec![put(99_999)], vec![delete_range(61, 99)]]);
+        assert_eq!(bench.search_count(), 5);
+        bench.group([vec![delete_range(100, 101), delete_range(99_998, 99_999)]]);
+        assert_eq!((bench.search_count(), bench.count()), (7, 3));
+    }
+
+    #[test]
+    fn a_new_family_of_the_same_pool_is_searched_anew() {
+        let mut bench = Bench::new("anew");
+        bench.group([vec![delete_range(20, 22)]]);
+        let (op, family, compression) = (EngineOp(0), PoolId::FIRST, Compression::None);
+        bench.turn([EngineEffect::Remove { op, family }]);
+        assert!(bench.searches.is_empty());
+        bench.turn([EngineEffect::Create { op, family, compression }]);
+        bench.group([vec![put(21)], vec![delete_range(20, 22)]]);
+        assert_eq!((bench.search_count(), bench.count()), (1, 0));
+    }
+
+    /// The keys of many objects that were removed lie between those that are left.
+    #[test]
+    fn beside_many_deleted_keys_neighbours_are_not_looked_at() {
+        let mut bench = Bench::new("pause");
+        bench.group([(0..200).map(put).collect(), (1..199).map(delete).collect()]);
+        bench.group([vec![delete_range(1, 3), delete_range(1, 3)]]);
+        assert_eq!((bench.search_count(), bench.range_count(), bench.count()), (2, 0, 2));
     }
 }
