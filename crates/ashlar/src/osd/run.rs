@@ -1,6 +1,7 @@
 //! `ashlar osd run`, the loop of an OSD: passes the completions of one turn of the reactor to the node, and
 //! the node's requests back to the reactor. All decisions are made in the node.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use ::engine::Rocks;
@@ -15,7 +16,7 @@ use node::{Effect, Event, Identity, Node, Stalls, StopReason};
 
 use super::engine;
 use super::store_file::{blocks_of, commit_name, device_at, open_blocks, superblock_of};
-use super::turns::{Turns, doing};
+use super::turns::{ANSWERS_TIME_MAX, Turns, doing, handle_for};
 use crate::background;
 use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
@@ -198,6 +199,8 @@ fn serve(
     let mut effects = Vec::new();
     let mut events = Vec::new();
     let mut engine_events = Vec::new();
+    // Answers of the engine that are left for the next turn: no more than the store has asked for.
+    let mut engine_answers = VecDeque::new();
     let now = reactor.now();
     let pool = reactor.pool().clone();
     // Before it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
@@ -225,7 +228,8 @@ fn serve(
         }
         turns.did("requests to disk, engine and network", reactor.now());
         let deadline = node.deadline();
-        reactor.turn(deadline, &mut events).map_err(no_reactor)?;
+        let until = if engine_answers.is_empty() { deadline } else { Some(reactor.now()) };
+        reactor.turn(until, &mut events).map_err(no_reactor)?;
         let now = reactor.now();
         turns.waited(reactor.take_waited());
         turns.did("sending and receiving", now);
@@ -247,11 +251,14 @@ fn serve(
         }
         if let Some(engine) = &mut engine {
             engine.take_events(&mut engine_events);
+            engine_answers.extend(engine_events.drain(..));
         }
-        for event in engine_events.drain(..) {
+        handle_for(ANSWERS_TIME_MAX, reactor.now(), &mut engine_answers, |event| {
             node.apply(now, Event::Engine(event), &mut effects);
-            turns.did("answers of the engine", reactor.now());
-        }
+            let done = reactor.now();
+            turns.did("answers of the engine", done);
+            done
+        });
         // If the events have just set a deadline that has already passed, the next turn returns at once.
         if deadline.is_some_and(|deadline| deadline <= now) {
             node.apply(now, Event::Tick, &mut effects);

@@ -3,6 +3,8 @@
 //! Nothing else happens on an OSD during a turn: no read is answered, no lease renewed. So each is counted, without
 //! its wait for events, and a long one is logged.
 
+use std::collections::VecDeque;
+
 use base::{Duration, Time, TraceEvent};
 use format::door::NetEvent;
 use format::wire::{Message, Op};
@@ -10,6 +12,25 @@ use io::Event;
 
 /// A turn that takes longer is logged.
 const LONG: Duration = Duration::from_millis(50);
+
+/// When the answers of the engine have taken so long in a turn, the others are for the next turn: what else comes
+/// is looked at between them, and what they began is on its way. Removals of objects in batches bring a hundred
+/// answers at a time, each of which prepares a batch.
+pub const ANSWERS_TIME_MAX: Duration = Duration::from_millis(5);
+
+/// Handles what waits until that has taken so long, but at least one. `handle` returns the time when it is done.
+pub fn handle_for<T>(
+    span_max: Duration,
+    begun: Time,
+    waiting: &mut VecDeque<T>,
+    mut handle: impl FnMut(T) -> Time,
+) {
+    while let Some(next) = waiting.pop_front() {
+        if handle(next).since(begun) >= span_max {
+            return;
+        }
+    }
+}
 
 /// The turn that goes on, and what it has done.
 pub struct Turns {
@@ -97,6 +118,23 @@ pub fn doing(event: &Event) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_takes_too_long_is_left_for_the_next_turn_but_for_one() {
+        let at = |millis: u64| Time::from_nanos(millis * 1_000_000);
+        let (mut waiting, mut now, mut handled) =
+            (VecDeque::from([2, 2, 9, 1, 1]), 100, Vec::new());
+        for expected in [&[2, 2, 9][..], &[1, 1], &[]] {
+            handle_for(ANSWERS_TIME_MAX, at(now), &mut waiting, |millis| {
+                (now, _) = (now + millis, handled.push(millis));
+                at(now)
+            });
+            assert_eq!(std::mem::take(&mut handled), expected);
+        }
+        waiting.extend([9, 9]);
+        handle_for(ANSWERS_TIME_MAX, at(now), &mut waiting, |millis| at(now + millis));
+        assert_eq!(waiting.len(), 1);
+    }
 
     #[test]
     fn a_long_turn_says_what_it_did_and_a_wait_does_not_count() {
