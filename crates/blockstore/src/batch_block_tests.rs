@@ -338,7 +338,7 @@ fn asked_at_once<const N: usize>(bench: &mut Bench, requests: [Request; N]) -> [
 fn records_given(bench: &mut Bench) -> Vec<(Vec<u8>, u64)> {
     let mut given = std::collections::BTreeMap::new();
     while let Some(EngineEffect::Write { op, changes, .. }) = bench.engine_effects.first() {
-        for change in changes {
+        for change in changes.iter() {
             if let Change::Put { key, value } = change {
                 let mut number = [0; 8];
                 number[..value.len().min(8)].copy_from_slice(&value[..value.len().min(8)]);

@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use base::planted::{self, Bug};
 use base::{Checksum, Duration, Lsn, PoolId, Time};
@@ -142,7 +143,7 @@ impl Entry {
 }
 
 enum Work {
-    Write(Vec<Change>),
+    Write(Arc<[Change]>),
     /// When the family is there, this becomes an empty write, so that its lsn tells this family from earlier
     /// ones; unless the journal has no entry for it.
     Create {
@@ -312,7 +313,7 @@ impl Pending {
     pub fn push(&mut self, family: PoolId, place: EntryPlace, changes: Vec<Change>) {
         self.size += size_of(&changes);
         let family = self.families.get_mut(&family).expect("it was admitted");
-        family.push(place, Work::Write(changes));
+        family.push(place, Work::Write(changes.into()));
     }
 
     /// Adds the creation of a family. `place`: its entry; `None`: recovery found that the family is lost, and
@@ -377,7 +378,8 @@ impl Pending {
             self.writes.insert(op, (pool, lsn));
             effects.push(match &entry.work {
                 Work::Write(changes) => {
-                    EngineEffect::Write { op, family: pool, lsn, changes: changes.clone() }
+                    let changes = Arc::clone(changes);
+                    EngineEffect::Write { op, family: pool, lsn, changes }
                 }
                 Work::Create { compression, .. } => {
                     EngineEffect::Create { op, family: pool, compression: *compression }
@@ -487,11 +489,11 @@ impl Pending {
                 family.ended = family.ended.max(lsn);
             }
             (Ok(()), Work::Create { is_recorded: false, .. }) => {
-                entry.work = Work::Write(Vec::new());
+                entry.work = Work::Write(Arc::default());
                 entry.stage = Stage::Ended(newest);
             }
             (Ok(()), Work::Create { .. }) => {
-                entry.work = Work::Write(Vec::new());
+                entry.work = Work::Write(Arc::default());
                 entry.stage = Stage::Waiting;
             }
             (Ok(()), Work::Remove) => return Ok(self.on_removed(pool)),

@@ -3,6 +3,7 @@
 //! Invariant: nothing is written to the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base::PoolId;
 use format::engine::{Change, EngineEffect, EngineEvent};
@@ -85,7 +86,7 @@ impl<'a> ScratchEngine<'a> {
             }
             EngineEffect::Write { op, family, changes, .. } => {
                 let later = self.later.entry(family).or_default();
-                changes.into_iter().for_each(|change| later.apply(change));
+                changes.iter().for_each(|change| later.apply(change.clone()));
                 op
             }
             EngineEffect::Flush { op, .. } => op,
@@ -178,14 +179,14 @@ mod tests {
         let put =
             |key: &[u8], value: &[u8]| Change::Put { key: key.to_vec(), value: value.to_vec() };
         let range = Change::DeleteRange { start: b"c".to_vec(), end: b"f".to_vec() };
-        let changes = vec![
+        let changes = Arc::from([
             put(b"d", b"2"),
             range,
             put(b"e", b"3"),
             put(b"a", b"3"),
             put(b"g", b"3"),
             Change::Delete { key: b"b".to_vec() },
-        ];
+        ]);
         let lsn = Lsn::new(512);
         scratch.done(EngineEffect::Write { op: EngineOp(1), family: POOL, lsn, changes });
         assert_eq!(records(&mut scratch), "a=3 e=3 f=1 g=3 ");
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!((records(&mut scratch), scratch.families()), (String::new(), vec![]));
         let compression = Compression::None;
         scratch.done(EngineEffect::Create { op: EngineOp(3), family: POOL, compression });
-        let changes = vec![put(b"z", b"4")];
+        let changes = Arc::from([put(b"z", b"4")]);
         scratch.done(EngineEffect::Write { op: EngineOp(4), family: POOL, lsn, changes });
         assert_eq!((records(&mut scratch), scratch.families()), ("z=4 ".to_owned(), vec![POOL]));
     }

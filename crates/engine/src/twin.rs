@@ -432,7 +432,7 @@ impl Twin {
                 EngineEvent::Done { op, result: self.remove_family(family) }
             }
             EngineEffect::Write { op, family, lsn, changes } => {
-                EngineEvent::Done { op, result: self.write(family, lsn, changes) }
+                EngineEvent::Done { op, result: self.write(family, lsn, changes.to_vec()) }
             }
             EngineEffect::Flush { op, family } => {
                 EngineEvent::Done { op, result: self.flush(family, lsn, choose) }

@@ -4,6 +4,7 @@
 //! give the guarantees of `docs/internals/engine.md`, whose rules are quoted here by number.
 
 use std::fmt;
+use std::sync::Arc;
 
 use base::{Lsn, PoolId};
 
@@ -345,8 +346,8 @@ pub enum EngineEffect {
         family: PoolId,
         /// The journal entry that the batch comes from.
         lsn: Lsn,
-        /// The batch, in order.
-        changes: Vec<Change>,
+        /// The batch, in order. It stays with the caller until the write ends, and is not copied for the engine.
+        changes: Arc<[Change]>,
     },
     /// Make durable what the family holds. Ends with `Done` (rule 10).
     Flush {

@@ -133,6 +133,7 @@ impl Bench {
                 let op = self.op();
                 let lsn = Lsn::new(op.0);
                 open.push((op, Instant::now()));
+                let changes = changes.into();
                 self.rocks.submit(EngineEffect::Write { op, family: FAMILY, lsn, changes });
                 continue;
             }

@@ -117,12 +117,12 @@ impl<'a> Part<'a> {
     }
 
     /// Adds a change to the write of the group.
-    fn add(&mut self, change: Change, batch: &mut WriteBatch) {
+    fn add(&mut self, change: &Change, batch: &mut WriteBatch) {
         self.size += change.size() + RECORD_OVERHEAD;
         match change {
             Change::Put { key, value } => {
-                batch.put_cf(&self.column_family, &key, value);
-                self.puts.add(key);
+                batch.put_cf(&self.column_family, key, value);
+                self.puts.add(key.clone());
             }
             Change::Delete { key } => batch.delete_cf(&self.column_family, key),
             Change::DeleteRange { start, end } => {
@@ -145,7 +145,7 @@ impl<'a> Writer<'a> {
         while group.size < GROUP_SIZE {
             match requests.pop_front() {
                 Some(EngineEffect::Write { op, family, lsn, changes }) => {
-                    let fate = match self.join(&mut group, family, lsn, changes) {
+                    let fate = match self.join(&mut group, family, lsn, &changes) {
                         Ok(fate) => fate,
                         Err(error) => Fate::Ended(Err(error)),
                     };
@@ -168,7 +168,7 @@ impl<'a> Writer<'a> {
         group: &mut Group<'a>,
         id: PoolId,
         lsn: Lsn,
-        changes: Vec<Change>,
+        changes: &[Change],
     ) -> Result<Fate, EngineError> {
         self.shared.usable()?;
         let part = match group.families.entry(id) {
@@ -188,7 +188,7 @@ impl<'a> Writer<'a> {
         let size_before = part.size;
         part.size += RECORD_OVERHEAD;
         for change in changes {
-            let keys = match &change {
+            let keys = match change {
                 Change::DeleteRange { start, end }
                     if group.search_time < self.search_time_max && part.size < BATCH_SIZE_MAX =>
                 {
@@ -204,7 +204,7 @@ impl<'a> Writer<'a> {
             match keys {
                 Some(keys) => {
                     let deletions = keys.into_iter().map(|key| Change::Delete { key });
-                    deletions.for_each(|deletion| part.add(deletion, &mut group.batch));
+                    deletions.for_each(|deletion| part.add(&deletion, &mut group.batch));
                 }
                 None => part.add(change, &mut group.batch),
             }
@@ -410,6 +410,7 @@ mod tests {
             for changes in batches {
                 self.lsn += 1;
                 let (op, family, lsn) = (EngineOp(self.lsn), PoolId::FIRST, Lsn::new(self.lsn));
+                let changes = changes.into();
                 requests.push(EngineEffect::Write { op, family, lsn, changes });
             }
             self.turn(requests);

@@ -349,6 +349,7 @@ impl<E: Engine> Client<E> {
 
     pub fn begin_write(&mut self, family: u32, lsn: u64, changes: Vec<Change>) -> EngineOp {
         let (op, family, lsn) = (self.op(), pool(family), Lsn::new(lsn));
+        let changes = changes.into();
         self.engine.submit(EngineEffect::Write { op, family, lsn, changes });
         op
     }

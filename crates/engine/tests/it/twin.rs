@@ -121,7 +121,7 @@ fn a_run_repeats() {
         let (family, compression) = (pool(1), Compression::None);
         engine.submit(EngineEffect::Create { op: op(), family, compression });
         for lsn in 1..=30 {
-            let changes = vec![put(format!("{}", lsn % 7), "x")];
+            let changes = [put(format!("{}", lsn % 7), "x")].into();
             let lsn = Lsn::new(lsn);
             engine.submit(EngineEffect::Write { op: op(), family, lsn, changes });
             let queries = vec![get("3")];

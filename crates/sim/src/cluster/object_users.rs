@@ -387,7 +387,7 @@ impl World {
             return Ok(());
         };
         let mut numbers = BTreeSet::new();
-        for change in changes {
+        for change in changes.iter() {
             let (Change::Put { key, .. } | Change::Delete { key }) = change else {
                 continue;
             };
