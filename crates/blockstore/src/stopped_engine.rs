@@ -3,7 +3,6 @@
 //! Invariant: nothing is written to the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use base::PoolId;
 use format::engine::{Change, EngineEffect, EngineEvent};
@@ -135,6 +134,8 @@ impl<'a> ScratchEngine<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use base::Lsn;
     use format::engine::{Compression, EngineOp, FamilyFound, Identity};
 

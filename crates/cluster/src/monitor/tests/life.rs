@@ -275,7 +275,7 @@ fn volumes_are_made_listed_and_grown() {
     let row = rig.make_volume("v", GIB).unwrap();
     let wanted = json!({
         "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "optimal_io_size": 4096,
-        "attached": 0, "sessions": [],
+        "gateway": false, "attached": 0, "sessions": [],
         "lock": null,
     });
     assert_eq!(row, wanted);
