@@ -41,6 +41,8 @@ if [ "$want" = test ]; then
     need ip iproute2
     need curl curl
     need debugfs e2fsprogs
+    # The S3 clients of tests are Python programs: scripts/s3-clients.sh.
+    python3 -c "import ensurepip" 2>/dev/null || packages="$packages python3 python3-venv"
     # Another implementation of the erasure codes, to compare with.
     [ -e /usr/include/isa-l.h ] || packages="$packages libisal-dev"
     cargo fmt --version >/dev/null 2>&1 || packages="$packages rustfmt-web"

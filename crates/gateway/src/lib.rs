@@ -30,6 +30,8 @@ mod run;
 mod s3;
 mod server;
 mod service;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod xml;
 

@@ -12,6 +12,7 @@ mod documents;
 mod etcd;
 mod faults;
 mod fio;
+mod gateway;
 mod harness;
 mod holders;
 mod hosts;
