@@ -85,7 +85,7 @@ fn check_listed(pools: &Value, name: &str) -> Result<(), Failure> {
         None => Err(failure(
             "not_found",
             format!("there is no pool {name}"),
-            format!("create it: ashlar pool create {name} --kind object --shards 4096"),
+            format!("create it: ashlar pool create {name} --kind object --grouped --shards 4096"),
         )),
     }
 }
