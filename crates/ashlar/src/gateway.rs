@@ -111,7 +111,7 @@ fn failed(error: bucket::Failure) -> Failure {
             ("unavailable", "`ashlar status` shows the state of the cluster; try again")
         }
         Why::Conflict => ("changed", "try again"),
-        _ => ("invalid", ""),
+        _ => ("invalid", "`ashlar user --help` and `ashlar bucket --help` have examples"),
     };
     failure(code, message, hint)
 }

@@ -208,6 +208,11 @@ fn render(status: &Value) -> String {
         let host = host.map_or_else(String::new, |host| format!(" on {host}"));
         line(format!("{name:<11} pid {:<8} {}{host}", word("pid"), word("address")));
     }
+    for gateway in status["gateways"].as_array().into_iter().flatten() {
+        let url = gateway["url"].as_str().unwrap_or_default();
+        let state = if gateway["up"] == Value::Bool(true) { "" } else { " does not answer" };
+        line(format!("gateway     {url}{state}"));
+    }
     for child in status["ended"].as_array().into_iter().flatten() {
         let word = |key: &str| child[key].as_str().unwrap_or_default();
         let again = match child["again_in_ms"].as_u64() {

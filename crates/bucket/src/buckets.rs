@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use base::Version;
 use format::disk::bytes::{Reader, Writer};
-use objects::{Assertion, Listing, ObjectChange, PageEntry};
+use objects::{Assertion, Listing, Name, ObjectChange, PageEntry};
 
 use crate::api::{Bucket, CannedAcl, Client, Versioning};
 use crate::core::{Core, Result, encode};
@@ -124,7 +124,10 @@ impl<D: Door> Core<D> {
         let made = self.send(client, operation(&id_name, [Assertion::Absent], [live])).await?;
         let owned = encode(&IndexName::Owned { owner: owner.into(), bucket: name.into() })?;
         let put = ObjectChange::Put(owned_record(id));
-        self.send(client, operation(&owned, [], [put])).await?;
+        if let Err(error) = self.send(client, operation(&owned, [], [put])).await {
+            self.remove_id(&id_name, made.version).await;
+            return Err(error.into());
+        }
         let record = BucketRecord { bucket: bucket.clone(), mark: None, others: Vec::new() };
         let object = encode(&IndexName::Bucket(name.into()))?;
         let put = ObjectChange::Put(record.encode());
@@ -148,9 +151,14 @@ impl<D: Door> Core<D> {
             error => error.into(),
         };
         // Nobody has the id: the bucket was not created, or it was and its deletion has changed this object.
-        let mine = Assertion::Version(made.version);
-        let _ = self.door.execute(operation(&id_name, [mine], [ObjectChange::Remove])).await;
+        self.remove_id(&id_name, made.version).await;
         Err(failure)
+    }
+
+    /// Removes the record of an id that no bucket has. If that fails it stays: it harms nobody.
+    async fn remove_id(&self, id_name: &Name, version: Version) {
+        let mine = Assertion::Version(version);
+        let _ = self.door.execute(operation(id_name, [mine], [ObjectChange::Remove])).await;
     }
 
     pub(crate) async fn set_acl(&self, client: &Client, name: &str, acl: CannedAcl) -> Result<()> {
@@ -300,14 +308,24 @@ impl<D: Door> Core<D> {
     /// Says that an id is live, if its bucket is there.
     async fn revive(&self, bucket: &Bucket) {
         let Ok(id_name) = encode(&IndexName::Id(bucket.id)) else { return };
-        // If the look fails it stays dead: that counts for nothing while `b` names it.
-        let view = self.look_at_bucket(&bucket.name).await.ok();
-        let found = view.and_then(|view| view.found);
-        let is_there = found.is_some_and(|(_, record)| record.bucket.id == bucket.id);
-        if is_there {
-            let put = ObjectChange::Put(id_record(&bucket.name, false, self.wall_ms()));
+        let set = async |is_dead| {
+            let put = ObjectChange::Put(id_record(&bucket.name, is_dead, self.wall_ms()));
             let _ = self.door.execute(operation(&id_name, [Assertion::Exists], [put])).await;
+        };
+        // If the look fails it stays dead: that counts for nothing while `b` names it.
+        if self.names_id(bucket).await == Some(true) {
+            set(false).await;
+            // Meanwhile another one may have said that it is dead, and removed `b`.
+            if self.names_id(bucket).await == Some(false) {
+                set(true).await;
+            }
         }
+    }
+
+    /// Whether `b` has the id of this bucket. `None`: the look failed.
+    async fn names_id(&self, bucket: &Bucket) -> Option<bool> {
+        let view = self.look_at_bucket(&bucket.name).await.ok()?;
+        Some(view.found.is_some_and(|(_, record)| record.bucket.id == bucket.id))
     }
 
     /// Removes `y`, if it is still of this bucket. If that fails, what stays harms nobody: it counts only

@@ -13,7 +13,7 @@ use std::time::Duration;
 use base::Version;
 use objects::{Name, Operation};
 
-use crate::api::{Bucket, Client, Conditions, ETag, TagCondition};
+use crate::api::{Bucket, Client, Conditions, ETag, TagCondition, Versioning};
 use crate::core::{Core, Result, encode};
 use crate::door::{Door, DoorError};
 use crate::failure::Failure;
@@ -150,6 +150,16 @@ pub(crate) fn is_unchanged(before: &KeyView, now: &KeyView) -> bool {
     match (before, now) {
         (Some((before, _)), Some((now, _))) => before == now,
         _ => false,
+    }
+}
+
+/// Refuses changes in buckets with versions: the version that is there would have to stay.
+pub(crate) fn check_unversioned(bucket: &Bucket) -> Result<()> {
+    match bucket.versioning {
+        Versioning::Off => Ok(()),
+        Versioning::Enabled | Versioning::Suspended => {
+            Err(Failure::NotImplemented { what: "a change in a bucket with versions".into() })
+        }
     }
 }
 

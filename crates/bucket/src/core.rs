@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub const TASKS_MAX: usize = 1000;
 /// The most tasks under way in one PG.
 pub const TASKS_OF_PG_MAX: usize = TASKS_MAX / 8;
+/// While something is under way for a client, this often it is looked whether the client still waits.
+const CLIENT_LOOKED_AT: Duration = Duration::from_millis(100);
 /// The most bytes of a head, a bucket or a user that one look reads.
 pub(crate) const DATA_SIZE_MAX: u32 = 32 << 10;
 
@@ -82,7 +85,8 @@ impl<D: Door> Core<D> {
     }
 
     /// Sends an operation for a client. That it may not be sent is told as [`DoorError::Unavailable`]:
-    /// nothing has happened, and nothing will.
+    /// nothing has happened, and nothing will. If the client goes away, or is answered, while it is under way,
+    /// its outcome is unknown.
     pub(crate) async fn send(
         &self,
         client: &Client,
@@ -91,7 +95,15 @@ impl<D: Door> Core<D> {
         if !client.may_send(self.door.running_us()) {
             return Err(DoorError::Unavailable { why: "the client waits no longer".into() });
         }
-        self.door.execute(operation).await
+        // It may wait for its PG before it is sent. Dropped, it is not sent any more.
+        let mut sent = pin!(self.door.execute(operation));
+        loop {
+            match first_of(sent.as_mut(), self.door.sleep(CLIENT_LOOKED_AT)).await {
+                First::One(outcome) => return outcome,
+                First::Other(()) if client.may_send(self.door.running_us()) => {}
+                First::Other(()) => return Err(DoorError::Unknown),
+            }
+        }
     }
 
     /// Returns the data of an object, of which no more than [`DATA_SIZE_MAX`] is expected.

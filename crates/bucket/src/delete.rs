@@ -5,7 +5,9 @@ use std::sync::Arc;
 use objects::{Assertion, Name, ObjectChange};
 
 use crate::api::{Bucket, Client, Conditions};
-use crate::change::{Change, Fate, KeyView, Verdict, is_unchanged, judge_change};
+use crate::change::{
+    Change, Fate, KeyView, Verdict, check_unversioned, is_unchanged, judge_change,
+};
 use crate::core::{Core, Result};
 use crate::door::Door;
 use crate::failure::Failure;
@@ -22,8 +24,8 @@ impl Change for Delete {
     fn judge(&mut self, name: &Name, found: &KeyView, _wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
         let Some((version, head)) = found else { return Ok(Verdict::Nothing) };
-        if head.key.has_versions || head.current.is_large {
-            let what = "a DELETE of a key with versions, or of large data".into();
+        if head.key.has_versions || head.key.is_indexed || head.current.is_large {
+            let what = "a DELETE of a key with versions, tags or large data".into();
             return Err(Failure::NotImplemented { what });
         }
         let assertion = Assertion::Version(*version);
@@ -59,6 +61,7 @@ impl<D: Door> Core<D> {
         conditions: &Conditions,
     ) -> Result<()> {
         let name = bucket.key_name(key)?;
+        check_unversioned(bucket)?;
         let bucket = Arc::new(bucket.clone());
         let delete = Delete { conditions: conditions.clone() };
         let commit = self.clone().commit(client.clone(), bucket.clone(), key.clone(), delete);

@@ -53,6 +53,10 @@ impl<D: Door> Core<D> {
             return Err(damaged("records of the current version are not there".into()));
         };
         let meta = Meta::decode(&meta).map_err(|bad| damaged(bad.to_string()))?;
+        if meta.encryption.is_some() || meta.acl.is_some() {
+            let what = "a GET of an object with encryption or an ACL of its own".into();
+            return Err(Failure::NotImplemented { what });
+        }
         let content = Content::decode(&content).map_err(|bad| damaged(bad.to_string()))?;
         let Content::Inline(bytes) = content else {
             return Err(Failure::NotImplemented { what: "a GET of large data".into() });

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use objects::{Assertion, Field, Name, ObjectChange};
 
 use crate::api::{Bucket, Checksum, Client, Conditions, ETag, Expected, NewObject, ObjectInfo};
-use crate::change::{Change, Fate, KeyView, Verdict, is_unchanged, judge_change};
+use crate::change::{
+    Change, Fate, KeyView, Verdict, check_unversioned, is_unchanged, judge_change,
+};
 use crate::core::{Core, Result};
 use crate::digests::{Digests, compare};
 use crate::door::Door;
@@ -103,6 +105,7 @@ impl<D: Door> Upload<D> {
         bucket.key_name(&key)?;
         crate::users::check_user_name(&new.owner)?;
         check_metadata(&new)?;
+        check_unversioned(&bucket)?;
         if new.length.is_some_and(|length| length > INLINE_BODY_MAX) {
             return Err(Failure::TooLarge { size_max: INLINE_BODY_MAX });
         }
@@ -195,8 +198,12 @@ impl Change for Put {
     fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
         let key = found.as_ref().map_or(KeyState::default(), |(_, head)| head.key);
-        if key.has_versions {
-            return Err(Failure::NotImplemented { what: "a PUT of a key with versions".into() });
+        if key.has_versions
+            || key.is_indexed
+            || found.as_ref().is_some_and(|it| it.1.current.is_large)
+        {
+            let what = "a PUT over a key with versions, tags or large data".into();
+            return Err(Failure::NotImplemented { what });
         }
         // Clocks may go back: the order of versions does not.
         let stamp = wall_us.max(key.highest_stamp.saturating_add(1));

@@ -124,11 +124,6 @@ impl<D: Door> Core<D> {
         text
     }
 
-    async fn user(&self, name: &str) -> Result<Option<User>> {
-        let found = self.read(&encode(&IndexName::User(name.into()))?).await?;
-        found.map(|(_, data)| decode_user(name, &data)).transpose()
-    }
-
     async fn access_key(&self, id: &str) -> Result<Option<AccessKey>> {
         if !is_key_id(id) {
             return Ok(None);
@@ -309,7 +304,23 @@ impl<D: Door> Core<D> {
 
     async fn read_secret(&self, id: &str) -> Result<Option<(User, String)>> {
         let Some(key) = self.access_key(id).await? else { return Ok(None) };
-        let Some(user) = self.user(&key.user).await? else { return Ok(None) };
+        // A key counts only while its user has the note of it: another user of that name does not.
+        let object = encode(&IndexName::User(key.user.clone()))?;
+        let fields = vec![Field::Record(id.as_bytes().to_vec())];
+        let reads = vec![
+            Read::Data { name: object.clone(), offset: 0, length: 4096 },
+            Read::Values { name: object, fields, size_max: 16 },
+        ];
+        let mut answers = self.door.look(reads).await?.into_iter();
+        let (Some(ReadAnswer::Data(found)), Some(ReadAnswer::Values(notes))) =
+            (answers.next(), answers.next())
+        else {
+            return Err(not_asked());
+        };
+        let Some((_, data)) = found.filter(|_| notes.first().is_some_and(Option::is_some)) else {
+            return Ok(None);
+        };
+        let user = decode_user(&key.user, &data)?;
         let secret = self.sealer.open(&key.sealed_secret, &owner_of(id, &key.user));
         let secret = secret.map_err(|error| Failure::Damaged {
             what: format!("the secret of the access key {id} ({error:?})"),

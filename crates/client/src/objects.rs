@@ -19,7 +19,7 @@ use base::Version;
 use base::hash::{NameHash, pg_of_hash};
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
-use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_VALUES_MAX};
+use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, LOOK_SHARDS_MAX, READ_VALUES_MAX};
 use objects::operation::OPERATION_DATA_MAX;
 use objects::{
     LongGet, LongPut, Look, NameQuery, Read, ReadAnswer, Shard, Sharding, decode_answers,
@@ -605,13 +605,18 @@ impl ObjectPool {
             }
             false => most,
         };
+        let by_pg: Vec<Vec<Shard>> =
+            by_pg.into_values().map(|shards| shards.into_iter().collect()).collect();
+        // A PG may have more of them than one request may name.
         let asked: Vec<_> = by_pg
-            .into_values()
+            .iter()
+            .flat_map(|shards| shards.chunks(LOOK_SHARDS_MAX))
             .map(|shards| {
                 let count_max = share(listing.count_max, shards.len(), 8);
-                let size_max = share(listing.size_max, shards.len(), 4096);
+                let size_max = (listing.size_max * shards.len()).div_ceil(shards_count.max(1));
+                let size_max = (size_max + size_max / 4).max(SCAN_SIZE_MIN).min(listing.size_max);
                 let listing = Listing { count_max, size_max, ..listing.clone() };
-                let shards = shards.into_iter().collect();
+                let shards = shards.to_vec();
                 self.begin_look(vec![Read::List { shards, listing, with_data, skip }])
             })
             .collect::<Result<_, _>>()?;

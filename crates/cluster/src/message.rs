@@ -25,6 +25,8 @@ use crate::settings::Changed;
 use crate::stats::{Latencies, OsdStats, Table};
 
 /// Messages from an OSD, a client or a command to a monitor.
+// A report is made once a second: what it takes on its way does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToMonitor {

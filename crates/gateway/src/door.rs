@@ -4,13 +4,15 @@
 //!   1. An operation is sent once. If the session ended before it was answered, its outcome is unknown.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use base::hash::pg_of_hash;
 use bucket::{Door, DoorError, Executed, ListQuery};
 use client::Client;
 use client::objects::{Listed, ObjectError, ObjectPool, Operation, Page};
 use cluster::message::Failure;
-use objects::{Read, ReadAnswer};
+use objects::{Name, NameHash, Read, ReadAnswer};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -28,6 +30,8 @@ pub struct ClusterDoor {
     client: Client,
     pool: String,
     runtime: Handle,
+    /// The number of the pool's PGs, once it was opened; 0: not yet.
+    pg_count: AtomicU32,
     /// The open pool, and how many were opened before it.
     open: tokio::sync::Mutex<(u64, Option<ObjectPool>)>,
 }
@@ -36,7 +40,7 @@ impl ClusterDoor {
     /// Knows the pool, which is opened at the first request.
     pub fn new(client: Client, pool: String, runtime: Handle) -> ClusterDoor {
         let open = tokio::sync::Mutex::new((0, None));
-        ClusterDoor { client, pool, runtime, open }
+        ClusterDoor { client, pool, runtime, pg_count: AtomicU32::new(0), open }
     }
 
     /// Returns the open pool, and its number.
@@ -50,6 +54,7 @@ impl ClusterDoor {
             if !pool.has_grouped_names() {
                 return Err(not_grouped(&self.pool));
             }
+            self.pg_count.store(pool.pool().pg_count, Ordering::Relaxed);
             *open = (open.0 + 1, Some(pool.clone()));
             Ok((open.0, pool))
         });
@@ -153,6 +158,13 @@ impl Door for ClusterDoor {
                 Err(error) => return Err(read_error_of(error)),
                 Ok(page) => return Ok(page),
             }
+        }
+    }
+
+    fn pg_of(&self, name: &Name) -> u64 {
+        match self.pg_count.load(Ordering::Relaxed) {
+            0 => 0,
+            count => pg_of_hash(name.hash(NameHash::Grouped), count).into(),
         }
     }
 

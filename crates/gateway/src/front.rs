@@ -174,10 +174,10 @@ fn check_presigned(query: &Query, headers: &HeaderMap, region: &str) -> Result<(
 /// Returns the region of `KEY/DATE/REGION/s3/aws4_request`.
 fn region_of(credential: &str) -> Option<&str> {
     let mut parts = credential.rsplit('/');
-    let (end, _service, region, _date) =
+    let (end, service, region, _date) =
         (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let has_key = parts.next().is_some_and(|key| !key.is_empty());
-    (end == "aws4_request" && has_key).then_some(region)
+    (end == "aws4_request" && service == "s3" && has_key).then_some(region)
 }
 
 /// Refuses headers that say what to do and that anybody on the way could have added.

@@ -135,8 +135,8 @@ pub enum BucketCommand {
         /// Who else may read it
         #[arg(long, value_enum, default_value = "private")]
         acl: AclArg,
-        /// In how many shards its keys lie: a power of two up to 4,096. 1 for less than 100,000 keys, 64 to 256
-        /// for more than 100 million [default: 16]
+        /// In how many shards its keys lie: a power of two up to 4,096. 1 for less than 100,000 keys, 64 to
+        /// 256 for more than 100 million [default: 16]
         #[arg(long, value_name = "NUMBER")]
         spread: Option<u16>,
         #[command(flatten)]

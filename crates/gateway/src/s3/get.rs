@@ -58,6 +58,16 @@ impl<D: Door> Shared<D> {
             Part::Range(range) => Some(range),
             Part::All | Part::Only => None,
         };
+        let mut range = range;
+        if let (Some(_), Some(condition)) = (range, asked.header("if-range")?)
+            && let Ok(whole) = self.buckets.get(&bucket, &key, &Conditions::default(), None).await
+        {
+            let is_same = condition == quoted(whole.info.etag)
+                || condition == date_of_ms(whole.info.modified_ms);
+            // Of another object the client has no part.
+            range = range.filter(|_| is_same);
+        }
+        let part = if range.is_none() && matches!(part, Part::Range(_)) { Part::All } else { part };
         let mut found = match self.buckets.get(&bucket, &key, &conditions, range).await {
             Ok(found) => found,
             Err(Failure::NotModified) => {

@@ -52,6 +52,10 @@ impl<D: Door> Shared<D> {
         let key = asked.key()?;
         let bucket = self.bucket_asked(asked, Action::WriteObject(&key)).await?;
         asked.check_put()?;
+        if asked.exchange.query.get("partNumber").is_some() {
+            let message = "A part number is there, and no upload id";
+            return Err(Refusal::invalid_argument(message));
+        }
         let (announced, md5) = (asked.announced()?, asked.content_md5()?);
         let length = asked.length()?;
         let new = NewObject {

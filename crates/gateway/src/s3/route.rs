@@ -61,13 +61,23 @@ pub enum Route {
     Put,
     /// DeleteObject.
     Delete,
+    /// What is not there yet.
+    NotThere,
 }
 
 /// Returns how a request is answered. `None`: the library decides.
 pub fn route(method: &Method, exchange: &Exchange, headers: &HeaderMap) -> Option<Route> {
     let target = &exchange.target;
     target.bucket.as_ref()?;
-    if exchange.query.names().any(|name| SUBRESOURCES.contains(&name)) {
+    let about: Vec<&str> =
+        exchange.query.names().filter(|name| SUBRESOURCES.contains(name)).collect();
+    // The library takes what it does not know of a bucket for a request about the bucket itself.
+    let is_known = |name: &str| (method, name) == (&Method::PUT, "acl");
+    let changes_bucket = target.key.is_none() && matches!(*method, Method::PUT | Method::DELETE);
+    if changes_bucket && about.iter().any(|name| !is_known(name)) {
+        return Some(Route::NotThere);
+    }
+    if !about.is_empty() {
         return None;
     }
     match (target.key.is_some(), method) {

@@ -1,19 +1,9 @@
-//! Who has which access key: what the cluster says, remembered for a second.
-//!
-//! Invariants
-//!   1. A key that was removed signs nothing a second later.
-//!   2. The table is bounded: made-up keys do not fill the memory.
+//! Who has which access key. What the cluster says is remembered for a second by [`Buckets::secret_of`].
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use bucket::{Buckets, Door, Failure};
 
-/// An answer counts for so long.
-const VALID: Duration = Duration::from_secs(1);
-/// The most answers that are remembered.
-const COUNT_MAX: usize = 10_000;
 /// The longest key that is looked up.
 const KEY_SIZE_MAX: usize = 128;
 
@@ -29,13 +19,12 @@ pub struct Signer {
 /// Access keys.
 pub struct Users<D: Door> {
     buckets: Arc<Buckets<D>>,
-    known: Mutex<BTreeMap<String, (Instant, Option<Signer>)>>,
 }
 
 impl<D: Door> Users<D> {
-    /// Knows nothing yet.
+    /// Asks these buckets.
     pub fn new(buckets: Arc<Buckets<D>>) -> Users<D> {
-        Users { buckets, known: Mutex::default() }
+        Users { buckets }
     }
 
     /// Returns who has this key. `None`: nobody.
@@ -43,27 +32,7 @@ impl<D: Door> Users<D> {
         if key.len() > KEY_SIZE_MAX {
             return Ok(None);
         }
-        // It is as old as the sending of its look.
-        let now = Instant::now();
-        let known = |(since, signer): &(Instant, Option<Signer>)| {
-            (now.saturating_duration_since(*since) < VALID).then(|| signer.clone())
-        };
-        if let Some(signer) = self.lock().get(key).and_then(known) {
-            return Ok(signer);
-        }
         let found = self.buckets.secret_of(key).await?;
-        let signer = found.map(|(user, secret)| Signer { user: user.name, secret });
-        let mut table = self.lock();
-        if table.len() >= COUNT_MAX {
-            table.retain(|_, (since, _)| now.saturating_duration_since(*since) < VALID);
-        }
-        if table.len() < COUNT_MAX {
-            table.insert(key.to_string(), (now, signer.clone()));
-        }
-        Ok(signer)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, (Instant, Option<Signer>)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(found.map(|(user, secret)| Signer { user: user.name, secret }))
     }
 }

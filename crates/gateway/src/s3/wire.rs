@@ -325,6 +325,8 @@ impl<D: Door> Operations<D> {
             Route::Get => self.0.get_object(&asked).await,
             Route::Put => self.0.put_object(&asked, request.input, trailers).await,
             Route::Delete => self.0.delete_object(&asked).await,
+            Route::NotThere if asked.user.is_none() => Err(Refusal::access_denied()),
+            Route::NotThere => Err(Refusal::not_implemented("A request about this")),
         })
     }
 }
@@ -574,6 +576,10 @@ impl<D: Door> S3 for Operations<D> {
         let exchange = exchange_of(&request.extensions)?;
         let user = self.signed_user(&request).await?;
         let bucket = self.0.buckets.bucket(&request.input.bucket).await.map_err(Refusal::from)?;
+        let owner = request.headers.get("x-amz-expected-bucket-owner");
+        if owner.is_some_and(|owner| owner.as_bytes() != bucket.owner.as_bytes()) {
+            return Err(Refusal::access_denied().into());
+        }
         let delete = request.input.delete;
         if delete.objects.is_empty() || delete.objects.len() > DELETE_COUNT_MAX {
             let message = "The XML you provided was not well-formed or did not validate against our \

@@ -108,3 +108,32 @@ async fn health_needs_no_signature() {
     assert_eq!((came.status, came.text()), (StatusCode::OK, "ok\n"));
     assert_eq!(came.header("x-amz-request-id").len(), 16);
 }
+
+#[tokio::test]
+async fn what_the_library_does_not_know_of_a_bucket_never_deletes_or_creates_it() {
+    let rig = Rig::filled("photos", &[]).await;
+    for path in
+        ["/photos?metadataConfiguration", "/photos?versioning", "/photos?acl", "/photos?abac"]
+    {
+        let came = rig.ask(Ask::new("DELETE", path)).await;
+        assert_eq!(came.status, StatusCode::NOT_IMPLEMENTED, "{path}: {came:?}");
+    }
+    let came = rig.ask(Ask::new("PUT", "/others?abac")).await;
+    assert_eq!(came.status, StatusCode::NOT_IMPLEMENTED, "{came:?}");
+    assert_eq!(rig.ask(Ask::new("HEAD", "/photos")).await.status, StatusCode::OK);
+    assert_eq!(rig.ask(Ask::new("HEAD", "/others")).await.status, StatusCode::NOT_FOUND);
+    let part = rig.ask(Ask::new("PUT", "/photos/a?partNumber=3")).await;
+    assert_eq!(part.status, StatusCode::BAD_REQUEST, "{part:?}");
+}
+
+#[tokio::test]
+async fn a_range_of_another_object_than_the_client_has_is_the_whole_object() {
+    let rig = Rig::filled("photos", &["a"]).await;
+    let whole = rig.ask(Ask::new("GET", "/photos/a")).await;
+    let tag = whole.header("etag").to_string();
+    let part = |condition: &str| {
+        Ask::new("GET", "/photos/a").header("range", "bytes=0-0").header("if-range", condition)
+    };
+    assert_eq!(rig.ask(part(&tag)).await.status, StatusCode::PARTIAL_CONTENT);
+    assert_eq!(rig.ask(part("\"other\"")).await.status, StatusCode::OK);
+}

@@ -4,6 +4,7 @@ use hyper::StatusCode;
 use s3s::crypto::{Checksum as _, Md5};
 
 use super::rig::{Ask, Rig};
+use crate::s3::conditions::date_of_ms;
 
 #[tokio::test]
 async fn an_object_comes_back_with_all_that_was_put_with_it() {
@@ -95,7 +96,7 @@ async fn conditions_are_judged() {
     let rig = Rig::filled("photos", &["a"]).await;
     let tag = rig.get("/photos/a").await.header("etag").to_string();
     let past = "Sun, 06 Nov 1994 08:49:37 GMT";
-    let future = "Wed, 01 Jan 2126 00:00:00 GMT";
+    let future = &date_of_ms(4_923_000_000_000)[..];
     for (name, value, status) in [
         ("if-match", &tag[..], 200),
         ("if-match", "*", 200),
@@ -146,7 +147,7 @@ const ODD: &[&str] = &[
     "a/",
     "a//b",
     "a=b",
-    "a?b#c",
+    "a#c",
     "*",
     "<>\"'",
     "\u{1}",

@@ -73,7 +73,8 @@ async fn slow_headers_are_cut_and_idle_connections_live_longer() {
         idle_time: Duration::from_secs(5),
         ..Limits::default()
     };
-    let Running { address, .. } = running(limits, None).await;
+    let gateway = running(limits, None).await;
+    let address = gateway.address;
     let mut idle = TcpStream::connect(address).await.expect("it listens");
     idle.write_all(HEALTH).await.expect("open");
     answer(&mut idle).await;
@@ -88,7 +89,8 @@ async fn slow_headers_are_cut_and_idle_connections_live_longer() {
 #[tokio::test]
 async fn a_slow_body_is_cut_with_an_answer() {
     let limits = Limits { body_time: Duration::from_millis(300), ..Limits::default() };
-    let Running { address, .. } = running(limits, None).await;
+    let gateway = running(limits, None).await;
+    let address = gateway.address;
     let mut slow = TcpStream::connect(address).await.expect("it listens");
     slow.write_all(b"POST /photos?delete HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n<Del")
         .await
@@ -100,7 +102,8 @@ async fn a_slow_body_is_cut_with_an_answer() {
 #[tokio::test]
 async fn too_long_headers_and_too_many_connections_are_refused() {
     let limits = Limits { connections_max: 1, ..Limits::default() };
-    let Running { address, .. } = running(limits, None).await;
+    let gateway = running(limits, None).await;
+    let address = gateway.address;
     let mut stream = TcpStream::connect(address).await.expect("it listens");
     stream.write_all(HEALTH).await.expect("open");
     answer(&mut stream).await;
@@ -146,7 +149,8 @@ async fn a_certificate_is_read_again() {
     copy("one.pem", &files.certificate);
     copy("one.key", &files.key);
     let tls = Arc::new(Tls::new(files.clone()).expect("a certificate and its key"));
-    let Running { address, .. } = running(Limits::default(), Some(tls.clone())).await;
+    let gateway = running(Limits::default(), Some(tls.clone())).await;
+    let address = gateway.address;
     assert!(over_tls(address, "one.pem").await.expect("trusted").starts_with("HTTP/1.1 200"));
     assert!(over_tls(address, "two.pem").await.is_err());
     copy("two.pem", &files.certificate);

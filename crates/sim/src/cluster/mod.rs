@@ -58,10 +58,12 @@ mod truce;
 mod users;
 mod volume_model;
 mod watch;
+mod whole_stripes;
 mod world;
 
 pub use catalog::{FAULTS, OPERATIONS, tally};
 pub use object_users::removal::run as run_removal;
+pub use whole_stripes::run as run_whole_stripes;
 
 use crate::outcome::{Outcome, Run};
 

@@ -103,8 +103,14 @@ pub enum Stage {
 impl World {
     /// Returns a cluster before its processes start.
     pub fn new(run: Run, pools: Pools) -> World {
+        World::planned(run, pools, |_| {})
+    }
+
+    /// Returns a cluster before its processes start, with a plan that `change` has changed.
+    pub(super) fn planned(run: Run, pools: Pools, change: impl FnOnce(&mut Plan)) -> World {
         let mut plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"), pools);
         let objects = ObjectPlan::draw(run.seed, pools, &mut plan);
+        change(&mut plan);
         let pool = BufferPool::default();
         let mut net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
         let mut versions = Random::new(run.seed, "versions");
