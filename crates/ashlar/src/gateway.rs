@@ -41,7 +41,8 @@ const BUCKET: &[Column] = &[
 
 /// Runs a gateway until it receives a signal to stop.
 ///
-/// Errors: `not_found` (there is no such pool), `untrusted` (the key belongs to another cluster), `io`, `tls`.
+/// Errors: `not_found` (there is no such pool), `untrusted` (the key belongs to another cluster), `io`,
+/// `tls`.
 pub fn run(config: &Config, args: GatewayArgs) -> Result<(), Failure> {
     let warning = check_pool(config, &args.index_pool)?;
     args.log.start("gateway");
@@ -59,7 +60,8 @@ pub fn run(config: &Config, args: GatewayArgs) -> Result<(), Failure> {
     gateway::run(config, settings)
 }
 
-/// Refuses a pool that is no pool of objects. If the cluster is down, the gateway starts anyway and its clients are
+/// Refuses a pool that is no pool of objects. If the cluster is down, the gateway starts anyway and its
+/// clients are
 /// told to come back; then returns a warning to log.
 fn check_pool(config: &Config, name: &str) -> Result<Option<TraceEvent>, Failure> {
     let pools = match client::call(config, Command::PoolList, LOOK_TIME_MAX) {
@@ -255,7 +257,8 @@ fn bucket_row(bucket: &Bucket) -> Value {
     })
 }
 
-/// Creates the first user of a cluster, if there is none, and returns its access key and secret. `None`: it is there.
+/// Creates the first user of a cluster, if there is none, and returns its access key and secret. `None`:
+/// it is there.
 pub fn first_user(config: &Config, pool: &str) -> Result<Option<(String, String)>, Failure> {
     const NAME: &str = "admin";
     let open = Offline::open(config, pool)?;

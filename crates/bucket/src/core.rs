@@ -85,7 +85,8 @@ impl<D: Door> Core<D> {
     }
 
     /// Sends an operation for a client. That it may not be sent is told as [`DoorError::Unavailable`]:
-    /// nothing has happened, and nothing will. If the client goes away, or is answered, while it is under way,
+    /// nothing has happened, and nothing will. If the client goes away, or is answered, while it is under
+    /// way,
     /// its outcome is unknown.
     pub(crate) async fn send(
         &self,

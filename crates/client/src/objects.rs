@@ -579,7 +579,8 @@ impl ObjectPool {
         Ok(merge_pages(pages, usize::MAX, usize::MAX))
     }
 
-    /// Returns a page of the names in these shards, in order, each at most once. Objects of which the first byte
+    /// Returns a page of the names in these shards, in order, each at most once. Objects of which the
+    /// first byte
     /// of data has a bit of `skip` are passed like those that are gone, also by common prefixes.
     ///
     /// Errors: `Invalid`, `Damaged`, `Ended`.

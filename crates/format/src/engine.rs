@@ -346,7 +346,8 @@ pub enum EngineEffect {
         family: PoolId,
         /// The journal entry that the batch comes from.
         lsn: Lsn,
-        /// The batch, in order. It stays with the caller until the write ends, and is not copied for the engine.
+        /// The batch, in order. It stays with the caller until the write ends, and is not copied for the
+        /// engine.
         changes: Arc<[Change]>,
     },
     /// Make durable what the family holds. Ends with `Done` (rule 10).

@@ -11,6 +11,7 @@ mod lines;
 mod members;
 mod metadata;
 mod objects;
+mod older_copies;
 mod reclaim;
 pub mod rig;
 mod session_takeover;
@@ -20,13 +21,13 @@ mod stats;
 mod work;
 
 use base::{
-    ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, Position,
-    SessionId, StripeIndex, Version,
+    ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,
+    StripeIndex, Version,
 };
 use cluster::map::{ClusterMap, MapDelta, OsdInfo};
 use cluster::message::{Failure, FromMonitor, OsdReport, ToMonitor};
 use format::door::{NetEvent, Peer, Role};
-use format::wire::{Learner, Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
+use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 
 use crate::leases::LEASE_DEFAULT;
 use crate::notes::ClusterNote;
@@ -941,52 +942,6 @@ fn the_last_copy_whose_note_cannot_be_read_is_served_once_it_is_given_up() {
     assert!(!last_report(&rig).suspect);
     let mut rig = Rig::serving_over(rig.disk, 4, 4);
     assert_eq!(rig.read_bytes(4, read(0, 4)), [7; 4]);
-}
-
-/// An operator may continue with what an OSD has that was a member before, if no acting member is up.
-#[test]
-fn what_was_recorded_before_is_reported_while_no_acting_member_is_up() {
-    let mut rig = Rig::serving();
-    rig.ask(1, write(0, 4, 7)).unwrap();
-    rig.advance(Duration::from_secs(1));
-    assert_eq!(last_report(&rig).older_copies, Some(Vec::new()), "it is a member");
-    let entry = rig.node.cluster.pg(PG).expect("it has the map").clone();
-    let other = OsdId::new(OSD.get() + 1).expect("it is not zero");
-    let lost = Member { osd: other, incarnation: Incarnation::new(1) };
-    let me = entry.acting_member(OSD).expect("it is a member");
-    let learner = Learner { member: me, position: Position::FIRST };
-    let (epoch, positions) = (entry.epoch.next(), vec![Some(lost)]);
-    let (primary, learners) = (Some(Position::FIRST), vec![learner]);
-    next_entry(&mut rig, PgEntry { epoch, positions, primary, learners, ..entry.clone() });
-    rig.advance(Duration::from_secs(1));
-    let copies = last_report(&rig).older_copies.clone().expect("this version says it");
-    let [copy] = &copies[..] else { panic!("{copies:?}") };
-    assert_eq!((copy.pg, copy.epoch, &copy.unfit), (PG, entry.epoch, &None));
-    assert_eq!(copy.complete, (entry.epoch, 1), "one write");
-    // The member is back: it has everything.
-    let info = OsdInfo {
-        id: other,
-        revision: 9,
-        addresses: vec!["unix:other".into()],
-        peer_addresses: Vec::new(),
-        incarnation: lost.incarnation,
-        up: true,
-        in_cluster: true,
-    };
-    let osds = vec![info.clone()];
-    rig.monitor_says(FromMonitor::Map(MapDelta { osds, ..MapDelta::default() }));
-    rig.advance(Duration::from_secs(1));
-    assert_eq!(last_report(&rig).older_copies, Some(Vec::new()));
-    let osds = vec![OsdInfo { up: false, revision: 10, ..info }];
-    rig.monitor_says(FromMonitor::Map(MapDelta { osds, ..MapDelta::default() }));
-    rig.advance(Duration::from_secs(1));
-    assert_eq!(last_report(&rig).older_copies.as_ref().map(Vec::len), Some(1));
-    // All positions have members: the copy here may be removed at any time.
-    let (epoch, learners) = (epoch.next(), Vec::new());
-    let positions = vec![Some(lost)];
-    next_entry(&mut rig, PgEntry { epoch, positions, primary, learners, ..entry });
-    rig.advance(Duration::from_secs(1));
-    assert_eq!(last_report(&rig).older_copies, Some(Vec::new()));
 }
 
 #[test]

@@ -13,12 +13,15 @@ use io::Event;
 /// A turn that takes longer is logged.
 const LONG: Duration = Duration::from_millis(50);
 
-/// When the answers of the engine have taken so long in a turn, the others are for the next turn: what else comes
-/// is looked at between them, and what they began is on its way. Removals of objects in batches bring a hundred
+/// When the answers of the engine have taken so long in a turn, the others are for the next turn: what
+/// else comes
+/// is looked at between them, and what they began is on its way. Removals of objects in batches bring a
+/// hundred
 /// answers at a time, each of which prepares a batch.
 pub const ANSWERS_TIME_MAX: Duration = Duration::from_millis(5);
 
-/// Handles what waits until that has taken so long, but at least one. `handle` returns the time when it is done.
+/// Handles what waits until that has taken so long, but at least one. `handle` returns the time when it is
+/// done.
 pub fn handle_for<T>(
     span_max: Duration,
     begun: Time,

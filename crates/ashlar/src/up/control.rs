@@ -216,7 +216,8 @@ pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
     }
 }
 
-/// Returns the gateway that the `up` of this directory runs, with its address, and whether somebody listens there.
+/// Returns the gateway that the `up` of this directory runs, with its address, and whether somebody
+/// listens there.
 pub fn gateways(dir: &Path) -> Vec<Value> {
     let Some(place) = gateway_place(dir) else { return Vec::new() };
     let address = place.parse::<std::net::SocketAddr>().ok();

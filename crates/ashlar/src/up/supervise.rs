@@ -558,7 +558,8 @@ impl Supervisor<'_> {
     }
 
     /// Stops all children, then answers the commands that requested the shutdown. Order: first the gateway
-    /// and the NBD server, so that no request is in flight; then the monitor, because otherwise it would remove each
+    /// and the NBD server, so that no request is in flight; then the monitor, because otherwise it would
+    /// remove each
     /// exiting OSD from its PGs and the next start would have to undo that; then the OSDs; last the state
     /// store.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {

@@ -29,7 +29,8 @@ use super::empty_ranges::EmptyRanges;
 const KEY_COUNT_MAX: usize = 64;
 /// The search ends where RocksDB passes more deleted or replaced records between two keys.
 const SKIPPED_COUNT_MAX: u64 = 1000;
-/// Keys of callers begin with what they are of, in so many bytes: neighbours in another part are not looked at,
+/// Keys of callers begin with what they are of, in so many bytes: neighbours in another part are not
+/// looked at,
 /// since much may be deleted on the way.
 const PLACE_SIZE: usize = 3;
 /// The search for neighbours ends where RocksDB passes more deleted or replaced records.
@@ -141,7 +142,8 @@ impl RangeSearch {
 
 type RawIterator<'a> = DBRawIteratorWithThreadMode<'a, Database>;
 
-/// Adds RocksDB's keys in a range, but no more than make it too many. Returns whether there are none; the status
+/// Adds RocksDB's keys in a range, but no more than make it too many. Returns whether there are none; the
+/// status
 /// of the iterator says whether that is true.
 fn collect(
     iterator: &mut RawIterator<'_>,

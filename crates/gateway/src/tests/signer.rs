@@ -90,7 +90,8 @@ impl Signer {
         format!("AWS4-HMAC-SHA256\n{}\n{}\n{hash}", self.date, self.scope())
     }
 
-    /// Returns the header `authorization`, and the signature in it. `headers` are all that are signed; `path` is not
+    /// Returns the header `authorization`, and the signature in it. `headers` are all that are signed;
+    /// `path` is not
     /// encoded.
     pub fn header(
         &self,

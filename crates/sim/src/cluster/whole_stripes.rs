@@ -76,7 +76,8 @@ impl World {
         attached.ok_or_else(|| "the volume cannot be attached".to_string())
     }
 
-    /// Writes the volumes once, in pieces of this size, many at a time. Returns the number of writes. A refused
+    /// Writes the volumes once, in pieces of this size, many at a time. Returns the number of writes. A
+    /// refused
     /// write is an error, since the volumes are smaller than the disks.
     fn write_all_in(&mut self, attached: &[Handle], size: u64) -> Result<u64, String> {
         let (pieces, end) = (size / 512, VOLUME_SIZE / 512);
