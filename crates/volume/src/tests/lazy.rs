@@ -731,26 +731,3 @@ fn what_is_kept_of_a_silent_pg_stops_no_other_one() {
     world.serve();
     assert!(stuck.iter().all(|id| world.done.contains_key(id)));
 }
-
-#[test]
-fn of_one_pg_no_more_than_its_share_is_kept() {
-    let mut world = World::lazy(None);
-    world.flush();
-    // A quarter of it, and the least that a PG may have.
-    world.core.settings.unsynced_size_max = 1 << 20;
-    let share = 256 << 10;
-    let blocks_of = |pg: u32| (0..64).filter(move |it| pg_number(stripe(*it)) == pg);
-    let largest = (0..4).max_by_key(|pg| blocks_of(*pg).count()).expect("four PGs");
-    let unit_count = BLOCK / UNIT_SIZE;
-    let blocks = blocks_of(largest).map(u64::from);
-    let units = blocks.flat_map(|block| (0..unit_count).map(move |it| block * unit_count + it));
-    let units: Vec<u64> = units.collect();
-    assert!(units.len() as u64 * UNIT_SIZE > share);
-    let mut highest = 0;
-    for unit in units {
-        world.write_unit(unit, 1);
-        highest = highest.max(world.kept());
-    }
-    assert!(highest <= share, "{highest}");
-    assert!(highest > share / 2, "writes were kept");
-}
