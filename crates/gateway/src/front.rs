@@ -8,13 +8,14 @@
 //! | another region in the scope of the signature | `AuthorizationHeaderMalformed` |
 //! | a header that says what to do and is not signed | `AccessDenied` |
 //! | a form (POST) | `NotImplemented` |
+//! | headers of more than 16 KiB | `RequestHeaderSectionTooLarge` |
 
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode};
 
 use crate::errors::Refusal;
 use crate::exchange::Target;
-use crate::limits::PRESIGNED_SECONDS_MAX;
+use crate::limits::{HEADERS_SIZE_MAX, PRESIGNED_SECONDS_MAX};
 use crate::percent::{Query, decode};
 
 /// Headers that must not come twice: one of the two would be checked, and the other one used.
@@ -70,6 +71,13 @@ pub fn bucket_of_host(domains: &[String], host: &str) -> Option<String> {
 /// Refuses what the S3 library would accept.
 pub fn check(parts: &Parts, query: &Query, region: &str) -> Result<(), Refusal> {
     let headers = &parts.headers;
+    let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if size > HEADERS_SIZE_MAX {
+        let message = "Your request header section exceeds the maximum allowed size";
+        let refusal =
+            Refusal::new(StatusCode::BAD_REQUEST, "RequestHeaderSectionTooLarge", message);
+        return Err(refusal.with_detail("MaxSizeAllowed", HEADERS_SIZE_MAX.to_string()));
+    }
     if let Some(name) = SINGLE.iter().find(|name| headers.get_all(**name).iter().count() > 1) {
         return Err(Refusal::invalid_request(format!("The header {name} comes twice")));
     }
@@ -293,6 +301,13 @@ mod tests {
         assert_eq!(of("host;x-amz-acl", "x-amz-acl"), "");
         assert_eq!(of("x-amz-acl", "x-amz-acl"), "AccessDenied");
         assert_eq!(of("host", "x-amz-content-sha256"), "");
+    }
+
+    #[test]
+    fn long_headers_are_refused() {
+        let of = |size: usize| code("GET", "/", &[("x", &"y".repeat(size))]);
+        assert_eq!(of(HEADERS_SIZE_MAX - 1), "");
+        assert_eq!(of(HEADERS_SIZE_MAX), "RequestHeaderSectionTooLarge");
     }
 
     #[test]

@@ -134,6 +134,11 @@ impl Ask {
         }
     }
 
+    /// A request for a key, which may have any character.
+    pub fn of_key(method: &'static str, bucket: &str, key: &str) -> Ask {
+        Ask { path: format!("/{bucket}/{key}"), ..Ask::new(method, "/") }
+    }
+
     pub fn header(mut self, name: &str, value: &str) -> Ask {
         self.headers.push((name.to_string(), value.to_string()));
         self
@@ -240,7 +245,7 @@ impl Rig {
         let created = rig.put(&format!("/{bucket}"), b"").await;
         assert_eq!(created.status, StatusCode::OK, "{created:?}");
         for key in keys {
-            let put = rig.put(&format!("/{bucket}/{key}"), key.as_bytes()).await;
+            let put = rig.ask(Ask::of_key("PUT", bucket, key).body(key.as_bytes())).await;
             assert_eq!(put.status, StatusCode::OK, "{put:?}");
         }
         rig
