@@ -107,6 +107,16 @@ fn explain_death(error: Failure, child: &mut Child, dir: &Path) -> Failure {
 fn died_early(dir: &Path, status: &str) -> Failure {
     let log = dir.join("log/up.log");
     let text = std::fs::read_to_string(&log).unwrap_or_default();
+    // It may have failed before it was asked: its log says why.
+    let last = text.lines().rfind(|line| line.contains("  exiting  "));
+    let field = |name: &str| {
+        let (_, rest) = last?.split_once(&format!(" {name}=\""))?;
+        rest.split_once('"').map(|(value, _)| value.to_string())
+    };
+    let code = last.and_then(|line| line.split_once(" code=")?.1.split_whitespace().next());
+    if let (Some(code), Some(why), Some(hint)) = (code, field("why"), field("hint")) {
+        return failure(code, why, hint);
+    }
     let why = exit_reason(&text);
     failure(
         "died",
