@@ -333,7 +333,7 @@ fn names_of_all_bytes_are_kept_and_what_is_too_long_is_refused() {
     assert_eq!(cluster.json(&["kv", "scan"]).as_array().map(Vec::len), Some(257));
 
     let text = |length| "x".repeat(length);
-    let (name, key, value) = (text(1024), text(2048), text(64 << 10));
+    let (name, key, value) = (text(1088), text(2048), text(64 << 10));
     cluster.run(&["object", "records", "set", &name, &key, &value]);
     assert_eq!(cluster.run(&["object", "records", "get", &name, &key]), value);
     cluster.run(&["object", "setattr", &name, &text(255), &value]);
@@ -358,7 +358,7 @@ fn names_of_all_bytes_are_kept_and_what_is_too_long_is_refused() {
         assert_eq!(error["error"]["code"], code, "{:?}: {error}", &bad[..2]);
         assert!(!output.status.success());
     }
-    for bad in [text(1025), String::new()] {
+    for bad in [text(1089), String::new()] {
         let output = run(cluster.command(&["object", "put", &bad, "/etc/hostname"]).arg("--json"));
         let error: Value = serde_json::from_slice(&output.stderr).expect("JSON");
         assert!(
