@@ -177,16 +177,8 @@ impl Setup {
             let path = self.dir.join(osd.to_string());
             // A superblock that cannot be read is reported by the OSD.
             let Ok(found) = superblock_of(&blocks_of(&path)) else { continue };
-            if found.cluster != config.file.cluster {
-                let message = format!("{} holds an OSD of another cluster", path.display());
-                let hint = format!(
-                    "move it out of {}. If the disk of {osd} is lost, start without it: {}",
-                    self.dir.display(),
-                    LOST_HINT
-                );
-                return Err(failure("misplaced", message, hint));
-            }
-            if found.osd == osd {
+            // One of another cluster is refused when it starts, and the cluster goes on without it.
+            if found.cluster != config.file.cluster || found.osd == osd {
                 continue;
             }
             let own = self.dir.join(found.osd.to_string());
