@@ -8,7 +8,8 @@ use std::time::Duration;
 pub const CHUNK_SIZE_MAX: u64 = 16 << 20;
 /// The most bytes of a body that is one XML document.
 pub const XML_SIZE_MAX: usize = 4 << 20;
-/// The most bytes of names and values of a request's headers. The HTTP library limits its buffer, and with it only
+/// The most bytes of names and values of a request's headers. The HTTP library limits its buffer, and with
+/// it only
 /// roughly what a header has.
 pub const HEADERS_SIZE_MAX: usize = 16 << 10;
 /// The longest life of a presigned URL, in seconds: seven days.

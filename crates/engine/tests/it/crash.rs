@@ -136,7 +136,8 @@ fn kill_leaves_a_prefix_with_all_that_was_flushed() {
             }
             assert!(client.all(family).into_iter().eq(model), "pool {family} up to {kept}");
         }
-        // Replay: everything that the child wrote, as its journal would have it. It may have been killed before
+        // Replay: everything that the child wrote, as its journal would have it. It may have been killed
+        // before
         // it told what one of the families has.
         let from = kept[0].min(kept[1]).saturating_sub(10).max(1);
         let last = kept[0].max(kept[1]).max(written);
