@@ -1,13 +1,16 @@
-//! Bodies on their way: those of requests are counted, watched and limited; those of answers are counted.
+//! Bodies on their way: those of requests are counted, watched and limited; those of answers go out in
+//! pieces that are known to have left.
 //!
 //! Invariants
 //!   1. Whoever reads a body of a request to its end has all of it: what is cut, slow, or not of the declared
 //!      form ends with an error, and [`Exchange::fault`] says which.
+//!   2. A request is not over while the connection has bytes of its answer.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -18,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::chunks::{ChunkFault, Chunks};
 use crate::connection::Activity;
 use crate::exchange::{BodyFault, Exchange};
-use crate::limits::{Limits, Share, Supply};
+use crate::limits::{Limits, PIECE_SIZE_MAX, Share, Supply};
 
 /// The error of a body of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,44 +150,83 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestBody<B> {
     }
 }
 
-/// The body of an answer. When it is dropped, the request is over.
+/// The body of an answer. When it is dropped, and all its pieces have left, the request is over.
 pub struct AnswerBody<B> {
     inner: B,
-    finish: Finish,
+    /// What is left of the last frame.
+    rest: Bytes,
+    finish: Arc<Finish>,
 }
 
 /// What is left to do when a request is over, answered or not. Dropping this does it.
 pub struct Finish {
     exchange: Arc<Exchange>,
     activity: Arc<Activity>,
+    /// The number of the request on its connection.
+    request: u64,
     status: Option<StatusCode>,
-    sent: u64,
-    is_whole: bool,
+    sent: AtomicU64,
+    is_whole: AtomicBool,
     _share: Option<Share>,
 }
 
 impl Finish {
     /// A request began. `share`: what it holds until it is over.
     pub fn new(exchange: Arc<Exchange>, activity: Arc<Activity>, share: Option<Share>) -> Finish {
-        activity.begin();
-        Finish { exchange, activity, status: None, sent: 0, is_whole: false, _share: share }
+        let request = activity.begin();
+        let (sent, is_whole) = (AtomicU64::new(0), AtomicBool::new(false));
+        Finish { exchange, activity, request, status: None, sent, is_whole, _share: share }
     }
 }
 
 impl Drop for Finish {
     fn drop(&mut self) {
         self.exchange.client.is_done_with();
-        self.exchange.log(self.status, self.sent, self.is_whole);
-        self.activity.end();
+        self.exchange.log(self.status, *self.sent.get_mut(), *self.is_whole.get_mut());
+        self.activity.end(self.request);
+    }
+}
+
+/// Bytes that the connection has until they are written, and with them its request.
+struct Piece {
+    bytes: Bytes,
+    finish: Arc<Finish>,
+}
+
+impl Piece {
+    fn give(bytes: Bytes, finish: &Arc<Finish>) -> Bytes {
+        finish.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        finish.activity.give_piece(finish.request);
+        Bytes::from_owner(Piece { bytes, finish: finish.clone() })
+    }
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.finish.activity.send_piece(self.finish.request);
     }
 }
 
 impl<B: Body> AnswerBody<B> {
-    /// Counts the body of an answer.
+    /// Watches the body of an answer.
     pub fn new(inner: B, status: StatusCode, mut finish: Finish) -> AnswerBody<B> {
         finish.status = Some(status);
-        finish.is_whole = inner.is_end_stream() || finish.exchange.method == hyper::Method::HEAD;
-        AnswerBody { inner, finish }
+        let is_whole = inner.is_end_stream() || finish.exchange.method == hyper::Method::HEAD;
+        *finish.is_whole.get_mut() = is_whole;
+        finish.activity.begin_answer(finish.request);
+        AnswerBody { inner, rest: Bytes::new(), finish: Arc::new(finish) }
+    }
+}
+
+impl<B> Drop for AnswerBody<B> {
+    fn drop(&mut self) {
+        self.finish.exchange.client.is_done_with();
     }
 }
 
@@ -197,24 +239,43 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.get_mut();
-        let frame = Pin::new(&mut this.inner).poll_frame(cx);
-        match &frame {
-            Poll::Ready(Some(Ok(frame))) => {
-                this.finish.sent += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
-                this.finish.is_whole |= this.inner.is_end_stream();
+        if this.rest.is_empty() {
+            let frame = match Pin::new(&mut this.inner).poll_frame(cx) {
+                Poll::Pending => {
+                    this.finish.activity.await_answer(this.finish.request);
+                    return Poll::Pending;
+                }
+                Poll::Ready(None) => {
+                    this.finish.is_whole.store(true, Ordering::Relaxed);
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Some(frame)) => frame.map(Frame::into_data),
+            };
+            match frame {
+                Ok(Ok(bytes)) => this.rest = bytes,
+                Ok(Err(other)) => return Poll::Ready(Some(Ok(other))),
+                Err(error) => return Poll::Ready(Some(Err(error))),
             }
-            Poll::Ready(None) => this.finish.is_whole = true,
-            _ => {}
         }
-        frame
+        let bytes = this.rest.split_to(this.rest.len().min(PIECE_SIZE_MAX));
+        if this.is_end_stream() {
+            this.finish.is_whole.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(Some(Ok(Frame::data(Piece::give(bytes, &this.finish)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.rest.is_empty() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        let (inner, rest) = (self.inner.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + rest);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -297,5 +358,35 @@ mod tests {
         assert_eq!(collected(stream, Some(6), 1).await, Err(Some(BodyFault::Incomplete)));
         let cut = &[(0, &b"5\r\nhello\r\n"[..])];
         assert_eq!(collected(cut, Some(5), 1).await, Err(Some(BodyFault::Incomplete)));
+    }
+
+    /// Returns an answer with this body, and the requests of its connection.
+    fn answer(pieces: &[(u64, &'static [u8])]) -> (AnswerBody<Pieces>, Supply) {
+        let request = (Method::GET, "/b/k".to_string());
+        let (target, query) = (Target::default(), Query::default());
+        let exchange = Exchange::new("1".to_string(), None, request, target, query);
+        let requests = Supply::new(1);
+        let finish = Finish::new(exchange, Arc::default(), requests.take(1));
+        (AnswerBody::new(Pieces::new(pieces), StatusCode::OK, finish), requests)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_over_when_the_last_piece_of_its_answer_has_left() {
+        static BODY: [u8; 3 * PIECE_SIZE_MAX / 2] = [7; 3 * PIECE_SIZE_MAX / 2];
+        let (mut answer, requests) = answer(&[(1, b"first"), (0, &BODY)]);
+        let mut sizes = Vec::new();
+        let mut kept = Vec::new();
+        while let Some(frame) = answer.frame().await {
+            let bytes = frame.expect("no error").into_data().expect("bytes");
+            sizes.push(bytes.len());
+            kept.push(bytes);
+        }
+        assert_eq!(sizes, [5, PIECE_SIZE_MAX, PIECE_SIZE_MAX / 2]);
+        drop(answer);
+        let last = kept.pop();
+        drop(kept);
+        assert_eq!(requests.taken(), 1);
+        drop(last);
+        assert_eq!(requests.taken(), 0);
     }
 }

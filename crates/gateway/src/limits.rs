@@ -9,9 +9,10 @@ pub const CHUNK_SIZE_MAX: u64 = 16 << 20;
 /// The most bytes of a body that is one XML document.
 pub const XML_SIZE_MAX: usize = 4 << 20;
 /// The most bytes of names and values of a request's headers. The HTTP library limits its buffer, and with
-/// it only
-/// roughly what a header has.
+/// it only roughly what a header has.
 pub const HEADERS_SIZE_MAX: usize = 16 << 10;
+/// The most bytes of an answer that a connection gets at once.
+pub const PIECE_SIZE_MAX: usize = 64 << 10;
 /// The longest life of a presigned URL, in seconds: seven days.
 pub const PRESIGNED_SECONDS_MAX: u64 = 604_800;
 
@@ -28,13 +29,13 @@ pub struct Limits {
     pub memory_of_request: usize,
     /// From the first byte of a request to the last one of its header.
     pub header_time: Duration,
-    /// A connection may be idle between two requests for so long.
+    /// A connection may have no request for so long. Clients keep idle connections for a minute or more.
     pub idle_time: Duration,
     /// A body may pause for so long; and in each such time it brings [`Limits::body_size_min`].
     pub body_time: Duration,
     /// So many bytes come in each [`Limits::body_time`], or the rest of the body does.
     pub body_size_min: u64,
-    /// A client takes part of its answer at least this often.
+    /// A client takes [`PIECE_SIZE_MAX`] bytes of each answer, or its rest, at least this often.
     pub write_time: Duration,
     /// From the first byte of a connection to the end of its TLS handshake.
     pub handshake_time: Duration,

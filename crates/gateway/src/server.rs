@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::{Duration, Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::connection::{Activity, Watched};
+use crate::connection::{Activity, Patience, Watched};
 use crate::limits::{Limits, Supply};
 use crate::service::Service;
 use crate::tls::Tls;
@@ -115,19 +115,25 @@ impl<D: Door> Server<D> {
         }
     }
 
+    fn patience(&self, header_time: Option<Duration>) -> Patience {
+        let Limits { write_time, idle_time, .. } = *self.limits;
+        Patience { header_time, write_time, idle_time }
+    }
+
     async fn http1<S>(&self, stream: S, peer: SocketAddr)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let activity = Arc::new(Activity::default());
-        let times = (Some(self.limits.header_time), self.limits.write_time);
-        let stream = Watched::new(stream, activity.clone(), times.0, times.1);
+        let patience = self.patience(Some(self.limits.header_time));
+        let stream = Watched::new(stream, activity.clone(), patience);
         let service = service_fn(|request: Request<Incoming>| {
             let activity = &activity;
             async move { Ok::<_, Infallible>(self.service.answer(request, Some(peer), activity).await) }
         });
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(self.limits.idle_time);
+        // The stream watches this.
+        builder.timer(TokioTimer::new()).header_read_timeout(None);
         builder.max_buf_size(HEADER_SIZE_MAX).max_headers(HEADERS_MAX);
         let mut connection =
             std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -145,7 +151,7 @@ impl<D: Door> Server<D> {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let activity = Arc::new(Activity::default());
-        let stream = Watched::new(stream, activity.clone(), None, self.limits.write_time);
+        let stream = Watched::new(stream, activity.clone(), self.patience(None));
         let server = self.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let (server, activity) = (server.clone(), activity.clone());

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::rig::Rig;
 use crate::limits::Limits;
@@ -120,22 +121,95 @@ fn certificate(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tests/tls").join(name)
 }
 
-/// Connects, trusting a certificate, and asks for the health.
-async fn over_tls(address: SocketAddr, trusted: &str) -> std::io::Result<String> {
+/// Connects, trusting a certificate, and speaking this protocol.
+async fn tls_stream(
+    address: SocketAddr,
+    trusted: &str,
+    protocol: &str,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     let path = certificate(trusted);
     roots.add(CertificateDer::from_pem_file(path).expect("PEM")).expect("a certificate");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.expect("versions").with_root_certificates(roots).with_no_client_auth();
+    let config = config.expect("versions").with_root_certificates(roots);
+    let mut config = config.with_no_client_auth();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
     let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("localhost").expect("a name");
-    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    stream.write_all(b"GET /-/health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").await?;
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+/// Connects, trusting a certificate, and asks for the health.
+async fn over_tls(address: SocketAddr, trusted: &str) -> std::io::Result<String> {
+    get_over_tls(address, trusted, "/-/health").await
+}
+
+async fn get_over_tls(address: SocketAddr, trusted: &str, path: &str) -> std::io::Result<String> {
+    let mut stream = tls_stream(address, trusted, "http/1.1").await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;
     Ok(text)
+}
+
+/// How a connection with HTTP/2 begins whose client takes no byte of any answer: the preface, and the setting
+/// that windows begin with 0 bytes.
+const CLOSED_WINDOWS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\
+                                \0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0";
+
+/// The frame of a GET for the health, over https, on this stream.
+fn health_frame(stream: u8) -> Vec<u8> {
+    let fields = [b"\x82\x87\x04\x09", &b"/-/health"[..], b"\x01\x01h"].concat();
+    [&[0, 0, fields.len() as u8, 1, 5, 0, 0, 0, stream], &fields[..]].concat()
+}
+
+/// Reads until the connection is closed, and tells after how long it was.
+async fn closed_after(stream: &mut TlsStream<TcpStream>) -> Duration {
+    let began = std::time::Instant::now();
+    let mut buffer = [0; 4096];
+    let closed = async { while stream.read(&mut buffer).await.is_ok_and(|count| count > 0) {} };
+    timeout(Duration::from_secs(5), closed).await.expect("it is cut");
+    began.elapsed()
+}
+
+fn tls() -> Arc<Tls> {
+    let files = TlsFiles { certificate: certificate("one.pem"), key: certificate("one.key") };
+    Arc::new(Tls::new(files).expect("a certificate and its key"))
+}
+
+#[tokio::test]
+async fn a_client_with_closed_windows_does_not_keep_its_requests() {
+    let limits =
+        Limits { requests_max: 2, write_time: Duration::from_millis(500), ..Limits::default() };
+    let gateway = running(limits, Some(tls())).await;
+    let address = gateway.address;
+    let mut stream = tls_stream(address, "one.pem", "h2").await.expect("trusted");
+    let requests = [CLOSED_WINDOWS, &health_frame(1), &health_frame(3)].concat();
+    stream.write_all(&requests).await.expect("open");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let refused = get_over_tls(address, "one.pem", "/photos/k").await.expect("trusted");
+    assert!(refused.contains("SlowDown"), "both requests are under way: {refused}");
+    closed_after(&mut stream).await;
+    let answer = get_over_tls(address, "one.pem", "/photos/k").await.expect("trusted");
+    assert!(answer.contains("AccessDenied"), "{answer}");
+}
+
+#[tokio::test]
+async fn connections_with_http2_are_cut_when_they_have_no_request() {
+    let limits = Limits { idle_time: Duration::from_millis(500), ..Limits::default() };
+    let gateway = running(limits, Some(tls())).await;
+    let address = gateway.address;
+    for begin in [&b""[..], CLOSED_WINDOWS] {
+        let mut stream = tls_stream(address, "one.pem", "h2").await.expect("trusted");
+        stream.write_all(begin).await.expect("open");
+        let closed = closed_after(&mut stream).await;
+        assert!(closed >= Duration::from_millis(300), "{closed:?}");
+    }
+    let mut stream = tls_stream(address, "one.pem", "http/1.1").await.expect("trusted");
+    closed_after(&mut stream).await;
 }
 
 #[tokio::test]
