@@ -3,6 +3,8 @@
 //! Invariants
 //!   1. Nothing is sent for a client that was answered, is gone, or sent its last byte long ago.
 //!   2. At most [`TASKS_MAX`] tasks are under way, and an eighth of them in one PG.
+//!   3. At most as many reads wait for longer than [`READ_SLOW`]; an eighth of them in one PG, or for lists,
+//!      which ask many. So a PG that is down does not hold all requests.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,6 +31,8 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub const TASKS_MAX: usize = 1000;
 /// The most tasks under way in one PG.
 pub const TASKS_OF_PG_MAX: usize = TASKS_MAX / 8;
+/// A read that takes longer needs a place among the slow ones.
+pub const READ_SLOW: Duration = Duration::from_secs(1);
 /// While something is under way for a client, this often it is looked whether the client still waits.
 const CLIENT_LOOKED_AT: Duration = Duration::from_millis(100);
 /// The most bytes of a head, a bucket or a user that one look reads.
@@ -44,18 +48,20 @@ pub(crate) struct Core<D: Door> {
     /// Writers of one key, after a conflict.
     pub(crate) turns: Turns<(BucketId, Key)>,
     tasks: Arc<Mutex<Tasks>>,
+    slow_reads: Arc<Mutex<Tasks>>,
 }
 
 #[derive(Default)]
 struct Tasks {
     count: usize,
-    by_pg: BTreeMap<u64, usize>,
+    /// By PG. `None`: what asks many PGs.
+    by_pg: BTreeMap<Option<u64>, usize>,
 }
 
 /// Counts a task while it lives.
 struct Task {
     tasks: Arc<Mutex<Tasks>>,
-    pg: u64,
+    pg: Option<u64>,
 }
 
 /// Nothing more is sent for the client when this is dropped.
@@ -71,6 +77,7 @@ impl<D: Door> Core<D> {
             new_keys: NewKeys::default(),
             turns: Turns::default(),
             tasks: Arc::default(),
+            slow_reads: Arc::default(),
         }
     }
 
@@ -123,7 +130,7 @@ impl<D: Door> Core<D> {
         name: &Name,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let task = self.begin_task(name)?;
+        let task = begin_task(&self.tasks, Some(self.door.pg_of(name)))?;
         let (giver, taker) = result();
         self.door.spawn(async move {
             let value = work.await;
@@ -151,22 +158,37 @@ impl<D: Door> Core<D> {
         }
     }
 
-    /// Waits for the answer to a read, but not for ever.
-    pub(crate) async fn read_within<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        self.answer(&Client::new(), work).await
+    /// Waits for the answer to a read, but not for ever. `name` says in which PG; `None`: in many.
+    pub(crate) async fn read_within<T>(
+        &self,
+        name: Option<&Name>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let limited = async {
+            let mut work = pin!(work);
+            match first_of(work.as_mut(), self.door.sleep(READ_SLOW)).await {
+                First::One(answer) => answer,
+                First::Other(()) => {
+                    let pg = name.map(|name| self.door.pg_of(name));
+                    let _task = begin_task(&self.slow_reads, pg)?;
+                    work.await
+                }
+            }
+        };
+        self.answer(&Client::new(), limited).await
     }
+}
 
-    fn begin_task(&self, name: &Name) -> Result<Task> {
-        let pg = self.door.pg_of(name);
-        let mut tasks = lock(&self.tasks);
-        let of_pg = tasks.by_pg.get(&pg).copied().unwrap_or(0);
-        if tasks.count >= TASKS_MAX || of_pg >= TASKS_OF_PG_MAX {
-            return Err(Failure::Unavailable { why: "too many changes are under way".into() });
-        }
-        tasks.count += 1;
-        tasks.by_pg.insert(pg, of_pg + 1);
-        Ok(Task { tasks: self.tasks.clone(), pg })
+/// Counts one more, if there may be more.
+fn begin_task(tasks: &Arc<Mutex<Tasks>>, pg: Option<u64>) -> Result<Task> {
+    let mut counts = lock(tasks);
+    let of_pg = counts.by_pg.get(&pg).copied().unwrap_or(0);
+    if counts.count >= TASKS_MAX || of_pg >= TASKS_OF_PG_MAX {
+        return Err(Failure::Unavailable { why: "too many requests wait for the cluster".into() });
     }
+    counts.count += 1;
+    counts.by_pg.insert(pg, of_pg + 1);
+    Ok(Task { tasks: tasks.clone(), pg })
 }
 
 impl Drop for Task {

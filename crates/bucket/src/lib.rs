@@ -53,7 +53,7 @@ pub use api::{
 };
 pub use buckets::{BUCKETS_COUNT_MAX, check_bucket_name};
 pub use change::{TRIED_FOR, TRIES_MAX};
-pub use core::{Result, TASKS_MAX, TASKS_OF_PG_MAX};
+pub use core::{READ_SLOW, Result, TASKS_MAX, TASKS_OF_PG_MAX};
 pub use door::{Door, DoorError, Executed, ListQuery};
 pub use failure::Failure;
 pub use names::{

@@ -360,12 +360,15 @@ pub struct MemoryDoor {
     open: Arc<Mutex<BTreeMap<u64, Operation>>>,
     /// Before which effect from now on a pause is long, and how long.
     stall: Mutex<Option<(u64, Duration)>>,
+    /// The PG that is down: looks at it, and all lists, are not answered.
+    down: Mutex<Option<u64>>,
 }
 
 impl MemoryDoor {
     /// Creates a door to a pool.
     pub fn new(pool: Arc<Pool>, runner: Runner, ahead_us: u64, faults: Faults) -> MemoryDoor {
-        MemoryDoor { pool, runner, ahead_us, faults, open: Arc::default(), stall: Mutex::default() }
+        let (open, stall, down) = (Arc::default(), Mutex::default(), Mutex::default());
+        MemoryDoor { pool, runner, ahead_us, faults, open, stall, down }
     }
 
     /// Returns the runner.
@@ -376,6 +379,19 @@ impl MemoryDoor {
     /// The gateway is stopped for so long before its n-th effect from now on.
     pub fn stall_at(&self, effect: u64, time: Duration) {
         *lock(&self.stall) = Some((effect, time));
+    }
+
+    /// The PG of this object is down from now on, or none is.
+    pub fn set_down(&self, name: Option<&Name>) {
+        *lock(&self.down) = name.map(|name| self.pg_of(name));
+    }
+
+    /// Waits while a PG is down that one of these is in.
+    async fn wait_for_pg(&self, mut names: impl Iterator<Item = &Name>) {
+        let down = *lock(&self.down);
+        if down.is_some_and(|down| names.any(|name| self.pg_of(name) == down)) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Returns how long the gateway is stopped before this effect.
@@ -423,6 +439,7 @@ fn settle(pool: &Pool, runner: &Runner, operation: Operation) {
 
 impl Door for MemoryDoor {
     async fn look(&self, reads: Vec<Read>) -> Result<Vec<ReadAnswer>, DoorError> {
+        self.wait_for_pg(reads.iter().filter_map(Read::name)).await;
         self.pause().await;
         self.unavailable()?;
         let overlaps = |operation: &Operation| {
@@ -477,6 +494,9 @@ impl Door for MemoryDoor {
     }
 
     async fn list(&self, query: ListQuery) -> Result<Page<Listed>, DoorError> {
+        if lock(&self.down).is_some() {
+            std::future::pending::<()>().await;
+        }
         let mut pages = Vec::new();
         for locator in locators_of(&query.shards) {
             self.pause().await;

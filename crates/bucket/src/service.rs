@@ -51,7 +51,9 @@ impl<D: Door> Buckets<D> {
     /// Returns a bucket as it was a second ago or later. One that is being deleted is there.
     pub async fn bucket(&self, name: &str) -> Result<Arc<Bucket>> {
         check_bucket_name(name)?;
-        let view = self.core.read_within(self.core.view(name, VIEW_AGE_MAX)).await?;
+        let object = encode(&IndexName::Bucket(name.to_owned()))?;
+        let view = self.core.view(name, VIEW_AGE_MAX);
+        let view = self.core.read_within(Some(&object), view).await?;
         let (_, record) = view.found.ok_or(Failure::NoSuchBucket)?;
         Ok(record.bucket)
     }
@@ -83,7 +85,8 @@ impl<D: Door> Buckets<D> {
         after: Option<&str>,
         count_max: usize,
     ) -> Result<(Vec<Arc<Bucket>>, Option<String>)> {
-        self.core.read_within(self.core.list_buckets(owner, prefix, after, count_max)).await
+        let buckets = self.core.list_buckets(owner, prefix, after, count_max);
+        self.core.read_within(None, buckets).await
     }
 
     /// Begins to put an object.
@@ -105,7 +108,8 @@ impl<D: Door> Buckets<D> {
         conditions: &Conditions,
         range: Option<ByteRange>,
     ) -> Result<Found> {
-        self.core.read_within(self.core.get(bucket, key, conditions, range)).await
+        let object = bucket.key_name(key)?;
+        self.core.read_within(Some(&object), self.core.get(bucket, key, conditions, range)).await
     }
 
     /// Deletes an object. One that is not there is deleted already.
@@ -121,7 +125,7 @@ impl<D: Door> Buckets<D> {
 
     /// Lists objects of a bucket.
     pub async fn list(&self, bucket: &Bucket, request: &ListRequest) -> Result<ListPage> {
-        self.core.read_within(self.core.list(bucket, request)).await
+        self.core.read_within(None, self.core.list(bucket, request)).await
     }
 
     /// Creates a user.
@@ -161,6 +165,7 @@ impl<D: Door> Buckets<D> {
 
     /// Returns the user and the secret of an access key. `None`: there is no such key.
     pub async fn secret_of(&self, id: &str) -> Result<Option<(User, String)>> {
-        self.core.read_within(self.core.secret_of(id)).await
+        let Ok(object) = encode(&IndexName::AccessKey(id.to_owned())) else { return Ok(None) };
+        self.core.read_within(Some(&object), self.core.secret_of(id)).await
     }
 }

@@ -11,6 +11,7 @@ use hyper::{Method, StatusCode};
 
 use crate::clock::running_us;
 use crate::errors::Refusal;
+use crate::limits::Share;
 use crate::percent::Query;
 
 /// What a request is about, as its host and path say.
@@ -57,6 +58,8 @@ pub struct Exchange {
     began: Instant,
     received: AtomicU64,
     notes: Mutex<Notes>,
+    /// The memory of its answer.
+    answer_memory: Mutex<Option<Share>>,
 }
 
 /// What becomes known on the way.
@@ -78,13 +81,29 @@ impl Exchange {
     ) -> Arc<Exchange> {
         let (client, began) = (Client::new(), Instant::now());
         let (received, notes) = (AtomicU64::new(0), Mutex::default());
-        let exchange =
-            Exchange { id, peer, method, path, target, query, client, began, received, notes };
-        Arc::new(exchange)
+        let answer_memory = Mutex::default();
+        Arc::new(Exchange {
+            id,
+            peer,
+            method,
+            path,
+            target,
+            query,
+            client,
+            began,
+            received,
+            notes,
+            answer_memory,
+        })
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds memory until the request is over.
+    pub fn hold(&self, memory: Share) {
+        *self.answer_memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory);
     }
 
     /// Bytes of the body came.

@@ -13,6 +13,8 @@ pub const XML_SIZE_MAX: usize = 4 << 20;
 pub const HEADERS_SIZE_MAX: usize = 16 << 10;
 /// The most bytes of an answer that a connection gets at once.
 pub const PIECE_SIZE_MAX: usize = 64 << 10;
+/// The bytes that an entry of a listing is expected to have, until it is known.
+pub const LISTED_SIZE: usize = 1 << 10;
 /// The longest life of a presigned URL, in seconds: seven days.
 pub const PRESIGNED_SECONDS_MAX: u64 = 604_800;
 
@@ -23,7 +25,7 @@ pub struct Limits {
     pub connections_max: usize,
     /// Requests at once; more are told to come back later.
     pub requests_max: usize,
-    /// Bytes of all bodies that are held at once.
+    /// Bytes of all bodies that are held at once, and of all listings.
     pub memory: usize,
     /// Bytes of bodies that one connection holds, but for a chunk that is longer.
     pub memory_of_request: usize,
@@ -95,6 +97,21 @@ impl Supply {
     }
 }
 
+impl Share {
+    /// Becomes a share of so many. False: fewer are left, and nothing changed.
+    pub fn resize(&mut self, count: usize) -> bool {
+        if let Some(more) = count.checked_sub(self.count) {
+            let Some(mut share) = self.supply.take(more) else { return false };
+            // Its count is part of this one now.
+            share.count = 0;
+        } else {
+            self.supply.taken.fetch_sub(self.count - count, Ordering::AcqRel);
+        }
+        self.count = count;
+        true
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         self.supply.taken.fetch_sub(self.count, Ordering::AcqRel);
@@ -104,6 +121,20 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_grows_and_shrinks() {
+        let supply = Supply::new(10);
+        let mut share = supply.take(4).expect("there are ten");
+        assert!(share.resize(9));
+        assert_eq!(supply.taken(), 9);
+        assert!(!share.resize(11));
+        assert_eq!(supply.taken(), 9);
+        assert!(share.resize(2));
+        assert_eq!(supply.taken(), 2);
+        drop(share);
+        assert_eq!(supply.taken(), 0);
+    }
 
     #[test]
     fn no_more_is_taken_than_there_is_and_all_comes_back() {

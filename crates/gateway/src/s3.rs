@@ -29,6 +29,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
+pub use list::LISTED_COUNT_MAX;
 use users::Users;
 
 /// What all requests of a gateway share.

@@ -18,10 +18,10 @@ use crate::connection::Activity;
 use crate::errors::Refusal;
 use crate::exchange::{Exchange, Target};
 use crate::front;
-use crate::limits::{Limits, Supply};
+use crate::limits::{LISTED_SIZE, Limits, Supply};
 use crate::percent::Query;
-use crate::s3::Answer;
 use crate::s3::wire::{AnswerBytes, Wire, refused, response_of};
+use crate::s3::{Answer, LISTED_COUNT_MAX};
 
 /// The path that load balancers ask. No bucket has such a name.
 const HEALTH: &str = "/-/health";
@@ -74,7 +74,7 @@ impl<D: Door> Service<D> {
             let region = &self.wire.shared().region;
             let checked = understood.and_then(|()| front::check(&parts, &exchange.query, region));
             match checked.and_then(|()| self.body(&parts.headers, body, &exchange)) {
-                Ok(body) => self.wire.answer(Request::from_parts(parts, body), &exchange).await,
+                Ok(body) => self.answer_checked(Request::from_parts(parts, body), &exchange).await,
                 Err(refusal) => refused(&refusal, &exchange),
             }
         };
@@ -84,6 +84,35 @@ impl<D: Door> Service<D> {
         }
         let body = AnswerBody::new(body, parts.status, finish);
         Response::from_parts(parts, body)
+    }
+
+    /// Answers a request, and holds the memory of its answer if that is a listing.
+    async fn answer_checked<B>(
+        &self,
+        request: Request<B>,
+        exchange: &Arc<Exchange>,
+    ) -> Response<AnswerBytes>
+    where
+        B: Body<Data = Bytes> + Send + Sync + 'static,
+        B::Error: Error + Send + Sync + 'static,
+    {
+        if exchange.method != Method::GET || exchange.target.key.is_some() {
+            return self.wire.answer(request, exchange).await;
+        }
+        let too_many = || {
+            let message = "Too many listings are on their way. Please reduce your request rate.";
+            refused(&Refusal::slow_down(message), exchange)
+        };
+        let count = exchange.query.get("max-keys").and_then(|text| text.parse().ok());
+        let count = count.unwrap_or(LISTED_COUNT_MAX).min(LISTED_COUNT_MAX);
+        let Some(mut memory) = self.memory.take(count * LISTED_SIZE) else { return too_many() };
+        let response = self.wire.answer(request, exchange).await;
+        let size = response.body().size_hint().upper().unwrap_or_default() as usize;
+        if !memory.resize(size) {
+            return too_many();
+        }
+        exchange.hold(memory);
+        response
     }
 
     /// Returns what is known of a request, and whether it is understood.

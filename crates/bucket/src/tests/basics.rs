@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    ByteRange, CannedAcl, Failure, INLINE_BODY_MAX, ListEntry, ListRequest, TASKS_OF_PG_MAX,
-    VersionId,
+    ByteRange, CannedAcl, Door as _, Failure, INLINE_BODY_MAX, ListEntry, ListRequest,
+    TASKS_OF_PG_MAX, VersionId,
 };
 
 fn world() -> (World, Gateway) {
@@ -237,6 +237,57 @@ fn a_pg_gets_an_eighth_of_all_tasks() {
         let refused = results.iter().filter(|is_ok| !**is_ok).count();
         assert!((1..=7 * TASKS_OF_PG_MAX).contains(&refused), "{refused}");
         assert!(put(&gateway, &bucket, "later", "x").await.is_ok());
+    });
+}
+
+#[test]
+fn a_pg_that_is_down_holds_an_eighth_of_all_reads() {
+    let (world, gateway) = world();
+    let (runner, door) = (world.runner.clone(), world.doors[0].clone());
+    runner.clone().run(async move {
+        let client = Client::new();
+        let bucket = gateway.create_bucket(&client, "photos", "ann", CannedAcl::Private, None);
+        let bucket = bucket.await.expect("created");
+        let name = bucket.key_name(&key("down")).expect("short");
+        let is_elsewhere = |text: &String| {
+            let other = bucket.key_name(&key(text)).expect("short");
+            door.pg_of(&other) != door.pg_of(&name)
+        };
+        let other = (0..100).map(|number| format!("up-{number}")).find(is_elsewhere);
+        let other = other.expect("a bucket has several PGs");
+        for key in ["down", &other] {
+            put(&gateway, &bucket, key, "x").await.expect("put");
+        }
+        door.set_down(Some(&name));
+        let ended = Arc::new(std::sync::Mutex::new(Vec::new()));
+        for number in 0..4 * TASKS_OF_PG_MAX {
+            let (gateway, bucket) = (gateway.clone(), bucket.clone());
+            let (runner, ended) = (runner.clone(), ended.clone());
+            runner.clone().spawn(async move {
+                let is_ok = match number % 2 {
+                    0 => get(&gateway, &bucket, "down").await.is_ok(),
+                    _ => {
+                        let request = ListRequest { count_max: 10, ..ListRequest::default() };
+                        gateway.list(&bucket, &request).await.is_ok()
+                    }
+                };
+                assert!(!is_ok);
+                crate::waiting::lock(&ended).push((number % 2, runner.now_us()));
+            });
+        }
+        let began_us = runner.now_us();
+        runner.sleep(Duration::from_secs(2)).await;
+        assert_eq!(get(&gateway, &bucket, &other).await, Ok("x".into()));
+        let refused = crate::waiting::lock(&ended).clone();
+        for kind in [0, 1] {
+            let refused = refused.iter().filter(|(it, _)| *it == kind).count();
+            assert_eq!(refused, TASKS_OF_PG_MAX, "an eighth of them waits on");
+        }
+        assert!(refused.iter().all(|(_, at_us)| at_us - began_us < 1_100_000));
+        runner.sleep(Duration::from_secs(30)).await;
+        assert_eq!(crate::waiting::lock(&ended).len(), 4 * TASKS_OF_PG_MAX);
+        door.set_down(None);
+        assert_eq!(get(&gateway, &bucket, "down").await, Ok("x".into()));
     });
 }
 

@@ -11,7 +11,7 @@ use crate::percent::encode;
 use crate::xml::Xml;
 
 /// The most entries of a page.
-const COUNT_MAX: usize = 1000;
+pub const LISTED_COUNT_MAX: usize = 1000;
 
 /// What both versions have in common.
 struct Wanted<'a> {
@@ -97,9 +97,9 @@ impl Asked<'_> {
             }
         };
         let count_max = match query.get("max-keys") {
-            None | Some("") => COUNT_MAX,
+            None | Some("") => LISTED_COUNT_MAX,
             Some(text) => match text.parse::<u32>() {
-                Ok(count) if count <= i32::MAX as u32 => (count as usize).min(COUNT_MAX),
+                Ok(count) if count <= i32::MAX as u32 => (count as usize).min(LISTED_COUNT_MAX),
                 _ => {
                     let message = "Argument maxKeys must be an integer between 0 and 2147483647";
                     let refusal = Refusal::invalid_argument(message);

@@ -102,6 +102,25 @@ async fn too_much_at_once_is_told_to_come_back() {
 }
 
 #[tokio::test]
+async fn listings_take_memory_until_they_have_left() {
+    let rig = Rig::with(Limits { memory: 6000, ..Limits::default() }).await;
+    rig.put("/photos", b"").await;
+    for number in 0..4 {
+        let key = format!("{number}{}", "k".repeat(1000));
+        assert_eq!(rig.put(&format!("/photos/{key}"), b"").await.status, StatusCode::OK);
+    }
+    let ask = || Ask::new("GET", "/photos?max-keys=5").signed_with(&rig.signer).0;
+    let activity = Default::default();
+    let first = rig.service.answer(ask(), None, &activity).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    assert_eq!(rig.send(ask()).await.code(), (503, "SlowDown"));
+    drop(first);
+    assert_eq!(rig.send(ask()).await.status, StatusCode::OK);
+    let all = rig.get("/photos?max-keys=1000").await;
+    assert_eq!(all.code(), (503, "SlowDown"));
+}
+
+#[tokio::test]
 async fn health_needs_no_signature() {
     let rig = Rig::new().await;
     let came = rig.send(Ask::new("GET", "/-/health").unsigned()).await;
