@@ -257,21 +257,14 @@ fn bucket_row(bucket: &Bucket) -> Value {
     })
 }
 
-/// Creates the first user of a cluster, if there is none, and returns its access key and secret. `None`:
-/// it is there.
-pub fn first_user(config: &Config, pool: &str) -> Result<Option<(String, String)>, Failure> {
+/// Creates the first user of a cluster, and returns its access key and secret. An earlier attempt may have
+/// made the user, and keys whose secrets nobody knows.
+pub fn first_user(config: &Config, pool: &str) -> Result<(String, String), Failure> {
     const NAME: &str = "admin";
     let open = Offline::open(config, pool)?;
-    let is_there = users(&open)?.iter().any(|user| user.name == NAME);
-    if is_there {
-        // An earlier attempt may have stopped between the user and its key.
-        let keys = open.wait(open.buckets().keys(NAME)).map_err(failed)?;
-        if !keys.is_empty() {
-            return Ok(None);
-        }
-    } else {
+    if !users(&open)?.iter().any(|user| user.name == NAME) {
         open.wait(open.buckets().create_user(NAME)).map_err(failed)?;
     }
     let (key, secret) = open.wait(open.buckets().add_key(NAME)).map_err(failed)?;
-    Ok(Some((key.id, secret)))
+    Ok((key.id, secret))
 }

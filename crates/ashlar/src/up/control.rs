@@ -131,7 +131,20 @@ pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Fai
     let mut next = ask(dir, Request::Wait, format)?;
     // Send this even if no OSD is missing: an OSD that a failed attempt created may not be running.
     if args.osds.is_some() {
-        next = ask(dir, Request::AddOsds(WantedOsds::of(args)), format)?;
+        let added = ask(dir, Request::AddOsds(WantedOsds::of(args)), format);
+        // A key that is told once may have been in the first answer.
+        let is_told = next.steps.gateway.as_ref().is_some_and(|gateway| gateway.key.is_some());
+        match added {
+            Err(error) if is_told => {
+                print_ready(dir, format, "is running", &next)?;
+                return Err(error);
+            }
+            added => {
+                let gateway = next.steps.gateway.filter(|_| is_told);
+                next = added?;
+                next.steps.gateway = gateway.or(next.steps.gateway);
+            }
+        }
     }
     print_ready(dir, format, "is running", &next)?;
     Ok(())

@@ -35,6 +35,12 @@ pub fn gateway_file(dir: &Path) -> PathBuf {
     dir.join("gateway.listen")
 }
 
+/// Returns the path of the file that marks a cluster whose gateway is new: its first user is to be created,
+/// and the key of that user to be told.
+pub fn first_user_mark(dir: &Path) -> PathBuf {
+    dir.join("first-user")
+}
+
 /// Returns the OSDs that are complete. A directory without `blocks` belongs to an OSD whose creation was
 /// interrupted: the file gets that name only when it is complete.
 pub fn existing_osds(dir: &Path) -> Vec<OsdId> {

@@ -18,7 +18,7 @@ use cluster::map::{ClusterFile, FailureDomain};
 use cluster::message::{Command, Failure, ObjectOptions};
 use serde_json::Value;
 
-use super::directory::{existing_osds, gateway_file, gateway_place, is_stopped};
+use super::directory::{existing_osds, first_user_mark, gateway_file, gateway_place, is_stopped};
 use super::event::{Event, FailedOsds, Role};
 use super::protocol::{GatewayAccess, GatewayKey, NextSteps, WantedOsds, Work};
 use crate::cli::{INDEX_POOL, REGION, StoreArg, UpArgs};
@@ -468,7 +468,8 @@ impl Setup {
         }
     }
 
-    /// Creates the pool of the gateway's buckets, if it is not there. Returns `false` if it cannot be used.
+    /// Creates the pool of the gateway's buckets, if it is not there, and marks that its first user is to be
+    /// created. Returns `false` if the pool cannot be used.
     fn make_index_pool(&self, config: &Config) -> Result<bool, Failure> {
         let pools = self.pools(config)?;
         if let Some(pool) = pools.iter().find(|pool| pool["name"] == INDEX_POOL) {
@@ -478,6 +479,11 @@ impl Setup {
             }
             return Ok(is_usable);
         }
+        let mark = first_user_mark(&self.dir);
+        fs::write(&mark, "").map_err(|error| {
+            let message = format!("cannot write {}: {error}", mark.display());
+            failure("io", message, "check its permissions and free space")
+        })?;
         match client::call(config, index_pool(), START_TIME_MAX) {
             // The pool was created by an earlier attempt whose answer was lost.
             Err(error) if error.code == "exists" => Ok(true),
@@ -485,20 +491,12 @@ impl Setup {
         }
     }
 
-    /// Starts the gateway, and creates the first user. Returns once the gateway listens.
+    /// Starts the gateway; once it listens, creates the first user of a new one.
     fn start_gateway(&self, config: &Config) -> Result<GatewayAccess, Failure> {
         let place = self.gateway_place()?;
         self.say("starting the S3 gateway");
         let arguments = vec!["gateway".into(), format!("--listen=tcp:{place}")];
         self.spawn(Role::Gateway, arguments);
-        let key = match crate::gateway::first_user(config, INDEX_POOL) {
-            Ok(key) => key,
-            // The cluster is up, and its volumes are there; an operator can make users later.
-            Err(error) => {
-                self.say(format!("cannot create the first user: {}", error.message));
-                None
-            }
-        };
         let deadline = std::time::Instant::now() + START_TIME_MAX;
         while TcpStream::connect(&place).is_err() {
             if std::time::Instant::now() > deadline {
@@ -507,8 +505,20 @@ impl Setup {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let key = key.map(|(access_key, secret_key)| GatewayKey { access_key, secret_key });
+        let key = if first_user_mark(&self.dir).exists() { self.first_key(config) } else { None };
         Ok(GatewayAccess { url: format!("http://{place}"), region: REGION.to_owned(), key })
+    }
+
+    /// Creates the first user and its key. The mark stays until the key was told.
+    fn first_key(&self, config: &Config) -> Option<GatewayKey> {
+        match crate::gateway::first_user(config, INDEX_POOL) {
+            Ok((access_key, secret_key)) => Some(GatewayKey { access_key, secret_key }),
+            // The cluster is up, and its volumes are there. The next `up` tries again.
+            Err(error) => {
+                self.say(format!("cannot create the first user: {}", error.message));
+                None
+            }
+        }
     }
 
     /// Returns where the gateway listens: where it did before, if nobody else listens there now.

@@ -15,7 +15,9 @@ use base::{OsdId, TraceEvent};
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::directory::{existing_osds, is_stopped, log_of, socket_path, stop_mark};
+use super::directory::{
+    existing_osds, first_user_mark, is_stopped, log_of, socket_path, stop_mark,
+};
 use super::event::{Event, FailedOsds, Role};
 use super::protocol::{Answer, EndedChild, NextSteps, Request, WantedOsds, Work};
 use super::setup;
@@ -25,7 +27,7 @@ use crate::background;
 use crate::cli::{LogArgs, RestartAfter, UpArgs};
 use crate::output::{Format, exit_reason, failure};
 
-/// Time limit for a child to exit after SIGTERM; then it is killed.
+/// Time limit for a child to exit after SIGTERM; then it is killed. A gateway finishes its requests first.
 const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// A log larger than this, in bytes, is renamed to `.log.old` when its child starts.
@@ -78,7 +80,8 @@ struct Supervisor<'a> {
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
-    /// What to tell the user; `None` until volumes can be written.
+    /// What to tell the user, and until somebody was told the key of the first user; `None` until volumes
+    /// can be written.
     ready: Option<NextSteps>,
     /// Connections of commands that wait for the setup, or later for OSDs that are being added.
     waiting: Vec<UnixStream>,
@@ -86,6 +89,7 @@ struct Supervisor<'a> {
     /// Messages that the setup has reported; they are repeated to commands that connect later.
     reports: Vec<String>,
     format: Format,
+    is_background: bool,
     show: WorkShow,
 }
 
@@ -117,6 +121,7 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
         failed_osds: FailedOsds::default(),
         reports: Vec::new(),
         format,
+        is_background: background,
         show: WorkShow::new(format),
     };
     setup::start(dir, args, events, supervisor.failed_osds.clone());
@@ -169,10 +174,15 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn answer(mut connection: &UnixStream, answer: &Answer) {
+/// Answers a command. It may have exited, and nobody else needs the answer.
+fn answer(connection: &UnixStream, answer: &Answer) {
+    let _ = is_answered(connection, answer);
+}
+
+/// Answers a command, and returns whether the answer was written.
+fn is_answered(mut connection: &UnixStream, answer: &Answer) -> bool {
     let line = serde_json::to_string(answer).expect("plain data serializes to JSON");
-    // The command that sent the request may have exited; nobody else needs the answer.
-    let _ = writeln!(connection, "{line}");
+    writeln!(connection, "{line}").is_ok()
 }
 
 fn done() -> Answer {
@@ -230,11 +240,10 @@ impl Supervisor<'_> {
         failed.iter().copied().filter(|osd| !runs(osd)).collect()
     }
 
-    /// Answers all waiting commands.
-    fn end_waiting(&mut self, with: &Answer) {
-        for connection in self.waiting.drain(..) {
-            answer(&connection, with);
-        }
+    /// Answers all waiting commands. Returns whether somebody was told.
+    fn end_waiting(&mut self, with: &Answer) -> bool {
+        let answered = |told, connection: UnixStream| is_answered(&connection, with) || told;
+        self.waiting.drain(..).fold(false, answered)
     }
 
     /// Waits for the next event. Returns `None` when it is time to restart or kill a child.
@@ -404,10 +413,12 @@ impl Supervisor<'_> {
     fn on_request(&mut self, request: Request, connection: UnixStream) {
         match request {
             Request::Wait => match &self.ready {
-                Some(steps) => answer(
-                    &connection,
-                    &Answer::Done { steps: steps.clone(), osds_failed: self.osds_failed() },
-                ),
+                Some(steps) => {
+                    let (steps, osds_failed) = (steps.clone(), self.osds_failed());
+                    if is_answered(&connection, &Answer::Done { steps, osds_failed }) {
+                        self.on_told();
+                    }
+                }
                 None => {
                     for line in &self.reports {
                         answer(&connection, &Answer::Progress { line: line.clone() });
@@ -545,16 +556,29 @@ impl Supervisor<'_> {
         if steps.gateway.is_none() {
             steps.gateway = self.ready.as_ref().and_then(|ready| ready.gateway.clone());
         }
-        self.end_waiting(&Answer::Done { steps: steps.clone(), osds_failed: self.osds_failed() });
+        let osds_failed = self.osds_failed();
+        let done = Answer::Done { steps: steps.clone(), osds_failed: osds_failed.clone() };
+        let mut is_told = self.end_waiting(&done);
         self.children.values_mut().for_each(|child| child.is_awaited = false);
-        if self.format == Format::Text && self.ready.is_none() {
-            let osds_failed = self.osds_failed();
+        if !self.is_background && self.ready.is_none() {
             let ready = Ready { steps: steps.clone(), osds_failed };
             // The cluster is up, whether somebody reads it or not.
-            let _ = print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready);
+            is_told |=
+                print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready).is_ok();
         }
-        // A secret is told once.
-        self.ready = Some(steps.again());
+        self.ready = Some(steps);
+        if is_told {
+            self.on_told();
+        }
+    }
+
+    /// Somebody was told what is ready: a secret is told once.
+    fn on_told(&mut self) {
+        let Some(steps) = &mut self.ready else { return };
+        if steps.gateway.as_ref().is_some_and(|gateway| gateway.key.is_some()) {
+            *steps = steps.again();
+            let _ = fs::remove_file(first_user_mark(self.dir));
+        }
     }
 
     /// Stops all children, then answers the commands that requested the shutdown. Order: first the gateway
@@ -576,11 +600,11 @@ impl Supervisor<'_> {
     }
 
     fn stop_some(&mut self, belongs: fn(&Role) -> bool, inbox: &Receiver<Event>) {
-        for (_, child) in self.children.iter_mut().filter(|(role, _)| belongs(role)) {
+        for (role, child) in self.children.iter_mut().filter(|(role, _)| belongs(role)) {
             match child.state {
                 State::Running(pid) => {
                     let _ = kill_process(pid, Signal::TERM);
-                    child.state = State::Stopping(pid, Instant::now() + STOP_TIME_MAX);
+                    child.state = State::Stopping(pid, Instant::now() + stop_time(role));
                 }
                 State::Dead(_) => child.state = State::Stopped,
                 State::Stopping(..) | State::Stopped => {}
@@ -599,6 +623,14 @@ impl Supervisor<'_> {
                 Some(_) => {}
             }
         }
+    }
+}
+
+/// Returns how long a child may take to exit after SIGTERM.
+fn stop_time(role: &Role) -> Duration {
+    match role {
+        Role::Gateway => gateway::Limits::default().stop_time + STOP_TIME_MAX,
+        Role::Etcd | Role::Monitor | Role::Osd(_) | Role::Nbd => STOP_TIME_MAX,
     }
 }
 

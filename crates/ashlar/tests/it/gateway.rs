@@ -1,13 +1,14 @@
 //! The gateway that `up` starts, used by the clients that people have: the AWS command line and boto3.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::harness::{ASHLAR, Cluster, Directory, run, succeed};
+use crate::harness::{ASHLAR, Cluster, Directory, run, succeed, wait_for};
 
 /// Returns the directory with the programs of S3 clients; installs them once.
 fn clients() -> &'static Path {
@@ -27,9 +28,7 @@ struct Gateway {
 }
 
 fn up(cluster: &Cluster) -> Value {
-    let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--json", "--osds", "2", "--osd-size", "256MiB", "--dir"]);
-    serde_json::from_str(&succeed(up.arg(cluster.path()))).expect("JSON")
+    serde_json::from_str(&succeed(&mut up_command(cluster, &["--detach"]))).expect("JSON")
 }
 
 impl Gateway {
@@ -112,6 +111,92 @@ fn the_aws_command_line_stores_and_fetches_files() {
     gateway.aws(&["s3", "rm", "--recursive", "s3://photos"]);
     gateway.aws(&["s3", "rb", "s3://photos"]);
     assert_eq!(gateway.aws(&["s3", "ls"]), "");
+}
+
+/// Returns the command that starts a cluster with a gateway.
+fn up_command(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--json", "--osds", "2", "--osd-size", "256MiB"]).args(arguments);
+    up.arg("--dir").arg(cluster.path());
+    up
+}
+
+#[test]
+fn the_first_user_is_created_once_and_its_key_is_printed_in_the_foreground() {
+    let cluster = Cluster { directory: Directory::new("foreground") };
+    let mut up = up_command(&cluster, &[]).stdout(Stdio::piped()).spawn().expect("it starts");
+    let stdout = up.stdout.take().expect("a pipe");
+    let mut printed = serde_json::Deserializer::from_reader(stdout).into_iter::<Value>();
+    let printed = printed.next().expect("it prints").expect("JSON");
+    let key = printed["gateway"]["access_key"].as_str().expect("a key").to_owned();
+    assert!(printed["gateway"]["secret_key"].is_string(), "{printed}");
+    cluster.run(&["user", "key", "rm", &key]);
+    cluster.run(&["user", "rm", "admin"]);
+    cluster.down();
+    assert!(up.wait().expect("it ends").success());
+    let again = self::up(&cluster);
+    assert!(again["gateway"]["url"].is_string(), "{again}");
+    assert_eq!(again["gateway"]["secret_key"], Value::Null, "{again}");
+    assert_eq!(cluster.json(&["user", "ls"]), serde_json::json!([]));
+}
+
+#[test]
+fn the_key_of_the_first_user_waits_for_somebody_to_be_told() {
+    let cluster = Cluster { directory: Directory::new("told") };
+    let mut first = up_command(&cluster, &["--detach"]);
+    let mut first = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    wait_for("the socket of `up`", || cluster.path().join("up.sock").exists());
+    // It goes away before it is told anything.
+    first.kill().expect("it runs");
+    first.wait().expect("it is a child");
+    wait_for("the first key", || {
+        let keys = run(&mut cluster.command(&["user", "key", "ls", "admin"]));
+        String::from_utf8_lossy(&keys.stdout).contains("AK")
+    });
+    let told = up(&cluster);
+    assert!(told["gateway"]["secret_key"].is_string(), "{told}");
+    let again = up(&cluster);
+    assert_eq!(again["gateway"]["secret_key"], Value::Null, "{again}");
+    // A start that failed before it told the key.
+    cluster.down();
+    fs::write(cluster.path().join("first-user"), "").expect("writable");
+    let told = up(&cluster);
+    assert!(told["gateway"]["secret_key"].is_string(), "{told}");
+    assert_eq!(cluster.json(&["user", "ls"]).as_array().map(Vec::len), Some(1));
+    assert!(!cluster.path().join("first-user").exists());
+}
+
+/// An upload whose second half comes late.
+const SLOW_UPLOAD: &str = r#"
+import boto3, botocore.config, http.client, time, urllib.parse
+v4 = boto3.client("s3", config=botocore.config.Config(signature_version="s3v4"))
+v4.create_bucket(Bucket="photos")
+url = v4.generate_presigned_url("put_object", Params={"Bucket": "photos", "Key": "slow"})
+parts = urllib.parse.urlsplit(url)
+connection = http.client.HTTPConnection(parts.netloc)
+connection.putrequest("PUT", parts.path + "?" + parts.query)
+connection.putheader("content-length", "6")
+connection.endheaders(b"sto")
+print("sent", flush=True)
+time.sleep(17)
+connection.send(b"ne\n")
+print(connection.getresponse().status, flush=True)
+"#;
+
+#[test]
+fn down_waits_for_requests_that_began() {
+    let gateway = Gateway::new("stop");
+    let mut upload = gateway.client("python3");
+    let upload = upload.args(["-c", SLOW_UPLOAD]).stdout(Stdio::piped());
+    let mut upload = upload.spawn().expect("it starts");
+    let mut lines = BufReader::new(upload.stdout.take().expect("a pipe")).lines();
+    let mut line = || lines.next().expect("a line").expect("text");
+    assert_eq!(line(), "sent");
+    gateway.cluster.down();
+    assert_eq!(line(), "200");
+    assert!(upload.wait().expect("it ends").success());
+    up(&gateway.cluster);
+    assert_eq!(gateway.aws(&["s3", "cp", "s3://photos/slow", "-"]), "stone\n");
 }
 
 const CONDITIONS: &str = r#"
