@@ -61,6 +61,13 @@ impl Refusal {
         Refusal::new(StatusCode::FORBIDDEN, "AccessDenied", "Access Denied")
     }
 
+    /// A body is not the one that was signed.
+    pub fn content_sha256_mismatch() -> Refusal {
+        let message =
+            "The provided 'x-amz-content-sha256' header does not match what was computed.";
+        Refusal::new(StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch", message)
+    }
+
     /// Too much is under way.
     pub fn slow_down(message: impl Into<String>) -> Refusal {
         let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", message);

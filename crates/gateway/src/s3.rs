@@ -4,8 +4,9 @@
 //! | file | what it has |
 //! |---|---|
 //! | `wire.rs` | all that names the library: signatures, operations on buckets, XML bodies |
-//! | `route.rs` | which requests go to `put.rs`, `get.rs` and `list.rs` instead of the library |
+//! | `route.rs` | which requests are answered here instead of by the library |
 //! | `put.rs`, `get.rs` | objects: put, get, head, delete |
+//! | `delete.rs` | many objects: delete |
 //! | `list.rs` | both listings of objects |
 //! | `checksums.rs` | digests in headers and trailers |
 //! | `conditions.rs` | conditional headers and ranges |
@@ -13,6 +14,7 @@
 
 pub mod checksums;
 pub mod conditions;
+mod delete;
 mod get;
 mod list;
 mod put;

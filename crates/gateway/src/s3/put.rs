@@ -122,9 +122,7 @@ impl Asked<'_> {
             let message = "The signature of a chunk of the body is not the one that was calculated";
             Refusal::new(StatusCode::FORBIDDEN, "SignatureDoesNotMatch", message)
         } else if text.contains("Sha256Mismatch") {
-            let message =
-                "The provided 'x-amz-content-sha256' header does not match what was computed.";
-            bad("XAmzContentSHA256Mismatch", message)
+            Refusal::content_sha256_mismatch()
         } else if text.contains("Trailer") {
             bad("MalformedTrailerError", "The trailers of the body are too long, or too many")
         } else if text.contains("FormatError") || text.contains("ChunkMetaTooLarge") {

@@ -61,6 +61,8 @@ pub enum Route {
     Put,
     /// DeleteObject.
     Delete,
+    /// DeleteObjects.
+    DeleteMany,
     /// What is not there yet.
     NotThere,
 }
@@ -76,6 +78,9 @@ pub fn route(method: &Method, exchange: &Exchange, headers: &HeaderMap) -> Optio
     let changes_bucket = target.key.is_none() && matches!(*method, Method::PUT | Method::DELETE);
     if changes_bucket && about.iter().any(|name| !is_known(name)) {
         return Some(Route::NotThere);
+    }
+    if let (false, &Method::POST, ["delete"]) = (target.key.is_some(), method, &about[..]) {
+        return Some(Route::DeleteMany);
     }
     if !about.is_empty() {
         return None;
@@ -120,5 +125,8 @@ mod tests {
         assert_eq!(of(Method::PUT, "/b/k", "partNumber=1&uploadId=1"), None);
         assert_eq!(of(Method::DELETE, "/b/k", ""), Some(Route::Delete));
         assert_eq!(of(Method::POST, "/b/k", ""), None);
+        assert_eq!(of(Method::POST, "/b", "delete"), Some(Route::DeleteMany));
+        assert_eq!(of(Method::POST, "/b/k", "delete"), None);
+        assert_eq!(of(Method::POST, "/b", "delete&uploads"), None);
     }
 }

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bucket::{Action, CannedAcl, Conditions, Door, Failure, may};
+use bucket::{Action, CannedAcl, Door, Failure};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::http::Extensions;
@@ -25,12 +25,10 @@ use s3s::host::{S3Host, VirtualHost};
 use s3s::route::S3Route;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
-use tokio::task::JoinSet;
 
 use super::checksums::Announced;
-use super::conditions::tags_of;
 use super::route::{Route, route};
-use super::{Answer, Asked, Shared, check_version_id, key_of};
+use super::{Answer, Asked, Shared};
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::front::bucket_of_host;
@@ -39,10 +37,6 @@ use crate::limits::XML_SIZE_MAX;
 /// The body of an answer.
 pub type AnswerBytes = s3s::Body;
 
-/// The most keys that one request deletes.
-const DELETE_COUNT_MAX: usize = 1000;
-/// So many keys of one request are deleted at once.
-const DELETE_AT_ONCE: usize = 32;
 /// Buckets in a page of ListBuckets, if the client does not say.
 const BUCKETS_COUNT_MAX: usize = 10_000;
 /// Everybody, in ACLs.
@@ -86,8 +80,8 @@ impl<D: Door> Wire<D> {
     {
         let (mut parts, body) = request.into_parts();
         let body = s3s::Body::http_body(body);
-        let is_document = route(&parts.method, exchange, &parts.headers).is_none();
-        let body = match is_document {
+        let route = route(&parts.method, exchange, &parts.headers);
+        let body = match matches!(route, None | Some(Route::DeleteMany)) {
             true => match document_of(&parts.headers, body).await {
                 Ok(body) => body,
                 Err(refusal) => return refused(&exchange.refusal_of(refusal), exchange),
@@ -207,6 +201,12 @@ fn compare_digests(headers: &HeaderMap, bytes: &[u8]) -> Result<(), Refusal> {
     if asked.content_md5()?.is_some_and(|md5| Md5::checksum(bytes) != md5) {
         return bad("Content-MD5");
     }
+    // What is no digest is a word such as `UNSIGNED-PAYLOAD`, which the library checks.
+    let signed = asked.header("x-amz-content-sha256")?.filter(|text| text.len() == 64);
+    let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+    if signed.is_some_and(|signed| !signed.eq_ignore_ascii_case(&hex(&Sha256::checksum(bytes)))) {
+        return Err(Refusal::content_sha256_mismatch());
+    }
     let Announced::Header(told) = asked.announced()? else { return Ok(()) };
     let value = match told.kind {
         bucket::ChecksumKind::Crc32 => Crc32::checksum(bytes).to_vec(),
@@ -325,6 +325,10 @@ impl<D: Door> Operations<D> {
             Route::Get => self.0.get_object(&asked).await,
             Route::Put => self.0.put_object(&asked, request.input, trailers).await,
             Route::Delete => self.0.delete_object(&asked).await,
+            Route::DeleteMany => match request.input.collect().await {
+                Ok(document) => self.0.delete_objects(&asked, &document.to_bytes()).await,
+                Err(_) => Err(Refusal::from(Failure::IncompleteBody)),
+            },
             Route::NotThere if asked.user.is_none() => Err(Refusal::access_denied()),
             Route::NotThere => Err(Refusal::not_implemented("A request about this")),
         })
@@ -568,80 +572,4 @@ impl<D: Door> S3 for Operations<D> {
         set.map_err(Refusal::from)?;
         Ok(S3Response::new(dto::PutBucketAclOutput::default()))
     }
-
-    async fn delete_objects(
-        &self,
-        request: S3Request<dto::DeleteObjectsInput>,
-    ) -> S3Result<S3Response<dto::DeleteObjectsOutput>> {
-        let exchange = exchange_of(&request.extensions)?;
-        let user = self.signed_user(&request).await?;
-        let bucket = self.0.buckets.bucket(&request.input.bucket).await.map_err(Refusal::from)?;
-        let owner = request.headers.get("x-amz-expected-bucket-owner");
-        if owner.is_some_and(|owner| owner.as_bytes() != bucket.owner.as_bytes()) {
-            return Err(Refusal::access_denied().into());
-        }
-        let delete = request.input.delete;
-        if delete.objects.is_empty() || delete.objects.len() > DELETE_COUNT_MAX {
-            let message = "The XML you provided was not well-formed or did not validate against our \
-                           published schema";
-            let status = StatusCode::BAD_REQUEST;
-            return Err(Refusal::new(status, "MalformedXML", message).into());
-        }
-        let is_quiet = delete.quiet == Some(true);
-        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
-        let mut tasks: JoinSet<(dto::ObjectIdentifier, Result<(), Refusal>)> = JoinSet::new();
-        let mut objects = delete.objects.into_iter();
-        loop {
-            while tasks.len() < DELETE_AT_ONCE
-                && let Some(object) = objects.next()
-            {
-                let (shared, exchange) = (self.0.clone(), exchange.clone());
-                let (bucket, user) = (bucket.clone(), user.clone());
-                tasks.spawn(async move {
-                    let result = delete_one(&shared, &exchange, (&user, &bucket), &object).await;
-                    (object, result)
-                });
-            }
-            let Some(done) = tasks.join_next().await else { break };
-            let (object, result) = done.map_err(|_| S3Error::new(S3ErrorCode::InternalError))?;
-            match result {
-                Ok(()) if is_quiet => {}
-                Ok(()) => deleted.push(dto::DeletedObject {
-                    key: Some(object.key),
-                    version_id: object.version_id,
-                    ..Default::default()
-                }),
-                Err(refusal) => errors.push(dto::Error {
-                    code: Some(refusal.code.to_string()),
-                    key: Some(object.key),
-                    message: Some(refusal.message),
-                    version_id: object.version_id,
-                }),
-            }
-        }
-        Ok(S3Response::new(dto::DeleteObjectsOutput {
-            deleted: Some(deleted),
-            errors: Some(errors),
-            request_charged: None,
-        }))
-    }
-}
-
-async fn delete_one<D: Door>(
-    shared: &Shared<D>,
-    exchange: &Exchange,
-    (user, bucket): (&str, &bucket::Bucket),
-    object: &dto::ObjectIdentifier,
-) -> Result<(), Refusal> {
-    if object.size.is_some() || object.last_modified_time.is_some() {
-        return Err(Refusal::not_implemented("A condition on size or time"));
-    }
-    check_version_id(object.version_id.as_deref())?;
-    let key = key_of(&object.key)?;
-    if !may(Some(user), bucket, Action::DeleteObject(&key)) {
-        return Err(Refusal::access_denied());
-    }
-    let if_match = object.e_tag.as_ref().map(|tag| tags_of(tag.value()));
-    let conditions = Conditions { if_match, ..Conditions::default() };
-    Ok(shared.buckets.delete(&exchange.client, bucket, &key, &conditions).await?)
 }

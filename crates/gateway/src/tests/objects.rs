@@ -3,7 +3,7 @@
 use hyper::StatusCode;
 use s3s::crypto::{Checksum as _, Md5};
 
-use super::rig::{Ask, Rig};
+use super::rig::{Ask, Came, Rig};
 use crate::s3::conditions::date_of_ms;
 
 #[tokio::test]
@@ -250,37 +250,93 @@ async fn pages_of_listings_have_each_key_once() {
     }
 }
 
+fn md5(body: &str) -> String {
+    base64_simd::STANDARD.encode_to_string(Md5::checksum(body.as_bytes()))
+}
+
+/// Deletes many objects.
+async fn delete_many(rig: &Rig, document: &str) -> Came {
+    let ask = Ask::new("POST", "/photos?delete").header("content-md5", &md5(document));
+    rig.ask(ask.body(document)).await
+}
+
+fn deletion(keys: &[String], quiet: bool) -> String {
+    let objects: String =
+        keys.iter().map(|key| format!("<Object><Key>{key}</Key></Object>")).collect();
+    format!("<Delete>{objects}<Quiet>{quiet}</Quiet></Delete>")
+}
+
 #[tokio::test]
 async fn many_objects_are_deleted_at_once() {
     let keys: Vec<String> = (0..60).map(|number| format!("k{number}")).collect();
     let names: Vec<&str> = keys.iter().map(|key| &key[..]).collect();
     let rig = Rig::filled("photos", &names).await;
-    let document = |keys: &[String], quiet: bool| {
-        let objects: String =
-            keys.iter().map(|key| format!("<Object><Key>{key}</Key></Object>")).collect();
-        format!("<Delete>{objects}<Quiet>{quiet}</Quiet></Delete>")
-    };
-    let delete = |body: &str, md5: &str| {
-        rig.ask(Ask::new("POST", "/photos?delete").header("content-md5", md5).body(body))
-    };
-    let md5 = |body: &str| base64_simd::STANDARD.encode_to_string(Md5::checksum(body.as_bytes()));
-    let some = document(&keys[..50], false);
-    let bad = delete(&some, &md5("another")).await;
-    assert_eq!(bad.code(), (400, "BadDigest"));
-    let invalid = delete(&some, "rubbish").await;
-    assert_eq!(invalid.code(), (400, "InvalidDigest"));
-    assert_eq!(rig.get("/photos").await.elements("Key").len(), 60);
-    let came = delete(&some, &md5(&some)).await;
-    assert_eq!((came.status, came.elements("Key").len()), (StatusCode::OK, 50), "{came:?}");
-    let rest = document(&keys[45..], true);
-    let ask = Ask::new("POST", "/photos?delete").header("x-amz-checksum-crc32", "AAAAAA==");
-    assert_eq!(rig.ask(ask.body(&rest[..])).await.code(), (400, "BadDigest"));
-    let came = rig.ask(Ask::new("POST", "/photos?delete").body(rest)).await;
-    assert_eq!((came.status, came.elements("Key").len()), (StatusCode::OK, 0));
+    let some = deletion(&keys[..50], false);
+    let came = delete_many(&rig, &some).await;
+    assert_eq!((came.status, came.elements("Key")), (StatusCode::OK, keys[..50].to_vec()));
+    assert_eq!(rig.get("/photos").await.elements("Key").len(), 10);
+    let came = delete_many(&rig, &deletion(&keys[45..], true)).await;
+    assert_eq!((came.status, came.elements("Key").len()), (StatusCode::OK, 0), "{came:?}");
     assert!(rig.get("/photos").await.elements("Key").is_empty());
     let all: Vec<String> = (0..1001).map(|number| format!("k{number}")).collect();
-    for body in [document(&all, false), document(&[], false), "<Delete>".to_string()] {
-        let came = rig.ask(Ask::new("POST", "/photos?delete").body(body)).await;
-        assert_eq!(came.code(), (400, "MalformedXML"));
+    for body in [deletion(&all, false), deletion(&[], false), "<Delete>".to_string()] {
+        assert_eq!(delete_many(&rig, &body).await.code(), (400, "MalformedXML"));
     }
+}
+
+#[tokio::test]
+async fn a_deletion_of_many_objects_needs_a_digest_that_is_right() {
+    let rig = Rig::filled("photos", &["a"]).await;
+    let document = deletion(&["a".to_string()], false);
+    let hash = super::signer::sha256(b"another");
+    for (name, value, code) in [
+        ("x-amz-meta-none", "x", "InvalidRequest"),
+        ("content-md5", &md5("another")[..], "BadDigest"),
+        ("content-md5", "rubbish", "InvalidDigest"),
+        ("x-amz-checksum-crc32", "AAAAAA==", "BadDigest"),
+        ("x-amz-content-sha256", &hash, "XAmzContentSHA256Mismatch"),
+    ] {
+        let ask = Ask::new("POST", "/photos?delete").header(name, value).body(&document[..]);
+        assert_eq!(rig.ask(ask).await.code(), (400, code), "{name}: {value}");
+    }
+    let anonymous = Ask::new("POST", "/photos?delete").header("content-md5", &md5(&document));
+    let came = rig.send(anonymous.body(&document[..]).unsigned()).await;
+    assert_eq!(came.code(), (403, "AccessDenied"));
+    assert_eq!(rig.get("/photos/a").await.text(), "a");
+    let hash = super::signer::sha256(b"another");
+    let ask = Ask::new("PUT", "/others").header("x-amz-content-sha256", &hash);
+    let came = rig.ask(ask.body("<CreateBucketConfiguration/>")).await;
+    assert_eq!(came.code(), (400, "XAmzContentSHA256Mismatch"));
+    assert_eq!(rig.ask(Ask::new("HEAD", "/others")).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn each_key_of_a_deletion_has_its_own_result() {
+    let rig = Rig::filled("photos", &["a", "b", "\u{1}\u{1f600}"]).await;
+    let document = "<Delete>\
+        <Object><Key>a</Key><VersionId>null</VersionId></Object>\
+        <Object><Key>b</Key><VersionId>x</VersionId></Object>\
+        <Object><Key>b</Key><ETag>\"other\"</ETag></Object>\
+        <Object><Key><![CDATA[b]]></Key><Size>1</Size></Object>\
+        <Object><Key>&#x1;&#x1F600;</Key></Object>\
+        <Object><Key>none</Key></Object></Delete>";
+    let came = delete_many(&rig, document).await;
+    assert_eq!(came.status, StatusCode::OK, "{came:?}");
+    let expected = "<Deleted><Key>a</Key><VersionId>null</VersionId></Deleted>\
+        <Error><Key>b</Key><VersionId>x</VersionId><Code>InvalidArgument</Code>";
+    assert!(came.text().contains(expected), "{came:?}");
+    assert_eq!(
+        came.elements("Code"),
+        ["InvalidArgument", "PreconditionFailed", "NotImplemented"],
+        "{came:?}"
+    );
+    let expected = "<Deleted><Key>&#x1;\u{1f600}</Key></Deleted><Deleted><Key>none</Key></Deleted>";
+    assert!(came.text().contains(expected), "{came:?}");
+    assert_eq!(rig.get("/photos").await.elements("Key"), ["b"]);
+    let bob = Rig::user(&rig.buckets, "bob").await;
+    let document = deletion(&["b".to_string()], true);
+    let ask = Ask::new("POST", "/photos?delete").header("content-md5", &md5(&document));
+    let came = rig.send(ask.body(document).signed_with(&bob).0).await;
+    assert_eq!(came.elements("Code"), ["AccessDenied"], "{came:?}");
+    assert_eq!(rig.get("/photos/b").await.text(), "b");
 }
