@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `server.rs`, `connection.rs`, `tls.rs` | connections: how many, how slow, encrypted |
 //! | `service.rs`, `front.rs`, `exchange.rs` | requests: ids, what is refused, the access log |
-//! | `body.rs`, `chunks.rs` | bodies on their way |
+//! | `body.rs`, `chunks.rs`, `drain.rs` | bodies on their way |
 //! | `s3.rs` and below | S3 |
 //! | `door.rs` | what the logic of buckets asks of the cluster |
 //! | `limits.rs`, `errors.rs`, `xml.rs`, `percent.rs`, `clock.rs` | small things |
@@ -21,6 +21,7 @@ mod chunks;
 mod clock;
 mod connection;
 mod door;
+mod drain;
 mod errors;
 mod exchange;
 mod front;

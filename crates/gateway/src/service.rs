@@ -15,6 +15,7 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use crate::body::{AnswerBody, Finish, RequestBody};
 use crate::chunks::Chunks;
 use crate::connection::Activity;
+use crate::drain::Drained;
 use crate::errors::Refusal;
 use crate::exchange::{Exchange, Target};
 use crate::front;
@@ -57,6 +58,7 @@ impl<D: Door> Service<D> {
         B::Error: Error + Send + Sync + 'static,
     {
         let (parts, body) = request.into_parts();
+        let body = Drained::new(body, &parts.headers, activity, self.limits.body_time);
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:08X}{number:08X}", self.process);
         let (exchange, understood) = self.exchange(&parts, id, peer);

@@ -101,6 +101,34 @@ async fn a_slow_body_is_cut_with_an_answer() {
 }
 
 #[tokio::test]
+async fn a_refusal_comes_before_the_body_and_the_connection_stays() {
+    let gateway = running(Limits::default(), None).await;
+    let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+    for _ in 0..2 {
+        let size = 1 << 20;
+        let request =
+            format!("PUT /photos/a HTTP/1.1\r\nhost: h\r\ncontent-length: {size}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("open");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(&vec![7; size]).await.expect("open");
+        let mut text = String::new();
+        while !text.ends_with("</Error>") {
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).await.expect("open");
+            assert!(count > 0, "{text}");
+            text.push_str(std::str::from_utf8(&buffer[..count]).expect("UTF-8"));
+        }
+        assert!(text.contains("AccessDenied"), "{text}");
+    }
+    stream.write_all(HEALTH).await.expect("open");
+    assert!(answer(&mut stream).await.starts_with("HTTP/1.1 200"));
+    let large = b"PUT /photos/a HTTP/1.1\r\nhost: h\r\ncontent-length: 1048577\r\n\r\n";
+    stream.write_all(large).await.expect("open");
+    let refused = timeout(Duration::from_secs(5), answer(&mut stream)).await.expect("it ends");
+    assert!(refused.contains("AccessDenied"), "{refused}");
+}
+
+#[tokio::test]
 async fn too_long_headers_and_too_many_connections_are_refused() {
     let limits = Limits { connections_max: 1, ..Limits::default() };
     let gateway = running(limits, None).await;
