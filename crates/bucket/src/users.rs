@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!   o   data: format (1): 1 | created (8), in ms;   a record for each access key: its id, no value
-//!   a   format (1): 1 | state (1): 0 in use | created (8), in ms | size of the user's name (1) | name
-//!       | sealed secret: `sealer.rs`
+//!   a   format (1): 1 | state (1): 0 in use, 1 never made | created (8), in ms | size of the user's name (1)
+//!       | name | sealed secret: `sealer.rs`
 //! ```
 //!
 //! Invariants
 //!   1. The id of an access key is a record of its user before the key is there, and until it is gone: so a user
 //!      that has a key is not removed.
+//!   2. The record of a key that was never made is removed after the key cannot be made any more: its object
+//!      says so.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -33,6 +35,9 @@ const SECRETS_MAX: usize = 10_000;
 pub const KEYS_OF_USER_MAX: usize = 100;
 
 const FORMAT: u8 = 1;
+/// The states of an access key.
+const IN_USE: u8 = 0;
+const NEVER_MADE: u8 = 1;
 const ID_SIZE: usize = 20;
 const SECRET_SIZE: usize = 40;
 
@@ -75,10 +80,10 @@ fn decode_user(name: &str, bytes: &[u8]) -> Result<User> {
     read().ok_or_else(|| Failure::Damaged { what: format!("the user {name}") })
 }
 
-fn encode_key(key: &AccessKey) -> Vec<u8> {
+fn encode_key(key: &AccessKey, state: u8) -> Vec<u8> {
     let mut out = Writer::default();
     out.u8(FORMAT);
-    out.u8(0);
+    out.u8(state);
     out.u64(key.created_ms);
     out.u8(key.user.len() as u8);
     out.bytes.extend_from_slice(key.user.as_bytes());
@@ -86,15 +91,20 @@ fn encode_key(key: &AccessKey) -> Vec<u8> {
     out.bytes
 }
 
-fn decode_key(id: &str, bytes: &[u8]) -> Result<AccessKey> {
+/// Returns an access key. `None`: it was never made.
+fn decode_key(id: &str, bytes: &[u8]) -> Result<Option<AccessKey>> {
     let read = || {
         let mut from = Reader::new(bytes);
         let (format, state, created_ms) = (from.u8()?, from.u8()?, from.u64()?);
         let size = usize::from(from.u8()?);
         let user = std::str::from_utf8(from.take(size)?).ok()?.to_owned();
         let sealed_secret = bytes[11 + size..].to_vec();
-        let is_known = format == FORMAT && state == 0;
-        is_known.then_some(AccessKey { id: id.into(), user, created_ms, sealed_secret })
+        let key = AccessKey { id: id.into(), user, created_ms, sealed_secret };
+        match (format, state) {
+            (FORMAT, IN_USE) => Some(Some(key)),
+            (FORMAT, NEVER_MADE) => Some(None),
+            _ => None,
+        }
     };
     read().ok_or_else(|| Failure::Damaged { what: format!("the access key {id}") })
 }
@@ -129,7 +139,7 @@ impl<D: Door> Core<D> {
             return Ok(None);
         }
         let found = self.read(&encode(&IndexName::AccessKey(id.into()))?).await?;
-        found.map(|(_, data)| decode_key(id, &data)).transpose()
+        found.map_or(Ok(None), |(_, data)| decode_key(id, &data))
     }
 
     pub(crate) async fn create_user(&self, name: &str) -> Result<User> {
@@ -229,7 +239,8 @@ impl<D: Door> Core<D> {
 
     pub(crate) async fn add_key(&self, name: &str) -> Result<(AccessKey, String)> {
         check_user_name(name)?;
-        if self.key_ids(name).await?.1.len() >= KEYS_OF_USER_MAX {
+        let ids = self.key_ids(name).await?.1;
+        if ids.len() >= KEYS_OF_USER_MAX && !self.forget_keys_never_made(name, ids).await? {
             let why = format!("a user has at most {KEYS_OF_USER_MAX} access keys");
             return Err(Failure::Invalid { why });
         }
@@ -253,9 +264,41 @@ impl<D: Door> Core<D> {
             Err(error) => return Err(error.into()),
         }
         let object = encode(&IndexName::AccessKey(id))?;
-        let put = ObjectChange::Put(encode_key(&key));
+        let put = ObjectChange::Put(encode_key(&key, IN_USE));
         self.door.execute(operation(&object, [Assertion::Absent], [put])).await?;
         Ok((key, secret))
+    }
+
+    /// Removes the records of keys that were never made, as whoever began it failed. Returns whether there
+    /// were any.
+    async fn forget_keys_never_made(&self, name: &str, ids: Vec<String>) -> Result<bool> {
+        let user = encode(&IndexName::User(name.into()))?;
+        let mut has_room = false;
+        for id in ids {
+            if self.access_key(&id).await?.is_some() {
+                continue;
+            }
+            let (user_name, created_ms) = (name.to_owned(), self.wall_ms());
+            let none = AccessKey {
+                id: id.clone(),
+                user: user_name,
+                created_ms,
+                sealed_secret: Vec::new(),
+            };
+            // Somebody may just be making it: only one of the two gets the object.
+            let object = encode(&IndexName::AccessKey(id.clone()))?;
+            let put = ObjectChange::Put(encode_key(&none, NEVER_MADE));
+            match self.door.execute(operation(&object, [Assertion::Absent], [put])).await {
+                Ok(_) => {}
+                Err(DoorError::Asserted { .. }) if self.access_key(&id).await?.is_none() => {}
+                Err(DoorError::Asserted { .. }) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let note = ObjectChange::Unset(Field::Record(id.into_bytes()));
+            self.door.execute(operation(&user, [Assertion::Exists], [note])).await?;
+            has_room = true;
+        }
+        Ok(has_room)
     }
 
     pub(crate) async fn keys(&self, name: &str) -> Result<Vec<AccessKey>> {
@@ -346,9 +389,11 @@ mod tests {
             created_ms: 0x0102,
             sealed_secret: vec![9, 8, 7],
         };
-        let bytes = encode_key(&key);
+        let bytes = encode_key(&key, IN_USE);
         assert_eq!(hex(&bytes), "0100020100000000000003616e6e090807");
-        assert_eq!(decode_key(&key.id, &bytes), Ok(key));
+        assert_eq!(decode_key(&key.id, &encode_key(&key, NEVER_MADE)), Ok(None));
+        assert!(decode_key(&key.id, &encode_key(&key, 2)).is_err());
+        assert_eq!(decode_key(&key.id, &bytes), Ok(Some(key)));
         for size in 0..bytes.len() - 3 {
             assert!(decode_key("AK", &bytes[..size]).is_err());
         }

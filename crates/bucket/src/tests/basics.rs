@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use objects::{Assertion, Field, ObjectChange};
+
 use super::*;
+use crate::views::operation;
 use crate::{
-    ByteRange, CannedAcl, Door as _, Failure, INLINE_BODY_MAX, ListEntry, ListRequest,
-    TASKS_OF_PG_MAX, VersionId,
+    ByteRange, CannedAcl, Door as _, Failure, INLINE_BODY_MAX, IndexName, KEYS_OF_USER_MAX,
+    ListEntry, ListRequest, TASKS_OF_PG_MAX, VersionId,
 };
 
 fn world() -> (World, Gateway) {
@@ -237,6 +240,39 @@ fn a_pg_gets_an_eighth_of_all_tasks() {
         let refused = results.iter().filter(|is_ok| !**is_ok).count();
         assert!((1..=7 * TASKS_OF_PG_MAX).contains(&refused), "{refused}");
         assert!(put(&gateway, &bucket, "later", "x").await.is_ok());
+    });
+}
+
+#[test]
+fn keys_that_were_never_made_do_not_use_up_those_of_a_user() {
+    let (world, gateway) = world();
+    let pool = world.pool.clone();
+    world.runner.run(async move {
+        gateway.create_user("ann").await.expect("created");
+        let (first, secret) = gateway.add_key("ann").await.expect("added");
+        let object = |name: IndexName| name.encode().expect("short");
+        let user = object(IndexName::User("ann".into()));
+        let ids: Vec<String> = (1..KEYS_OF_USER_MAX).map(|at| format!("AK{at:018}")).collect();
+        for id in &ids {
+            let note = ObjectChange::Set(Field::Record(id.clone().into_bytes()), Vec::new());
+            pool.execute(&operation(&user, [Assertion::Exists], [note])).expect("it is there");
+        }
+        let (second, _) = gateway.add_key("ann").await.expect("only one key was made");
+        let mut keys = gateway.keys("ann").await.expect("read");
+        keys.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        let mut expected = vec![first.clone(), second];
+        expected.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        assert_eq!(keys, expected);
+        let found = gateway.secret_of(&first.id).await.expect("read").expect("it signs");
+        assert_eq!(found.1, secret);
+        // Whoever began to make one of them, and is late, does not.
+        let late = object(IndexName::AccessKey(ids[0].clone()));
+        let put = operation(&late, [Assertion::Absent], [ObjectChange::Put(vec![1])]);
+        assert!(pool.execute(&put).is_err());
+        for _ in 2..KEYS_OF_USER_MAX {
+            gateway.add_key("ann").await.expect("there is room");
+        }
+        assert!(matches!(gateway.add_key("ann").await, Err(Failure::Invalid { .. })));
     });
 }
 
