@@ -10,6 +10,7 @@
 //! | a form (POST) | `NotImplemented` |
 //! | headers of more than 16 KiB | `RequestHeaderSectionTooLarge` |
 
+use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode};
 
@@ -102,9 +103,11 @@ pub fn check(parts: &Parts, query: &Query, region: &str) -> Result<(), Refusal> 
     if is_presigned {
         check_presigned(query, headers, region)?;
     }
-    let is_form = |value: &str| value.trim_start().to_ascii_lowercase().starts_with("multipart/");
-    let content_type = headers.get("content-type").and_then(|value| value.to_str().ok());
-    if parts.method == Method::POST && content_type.is_some_and(is_form) {
+    let is_form = |value: &HeaderValue| {
+        let value = value.as_bytes().trim_ascii_start().to_ascii_lowercase();
+        value.starts_with(b"multipart/")
+    };
+    if parts.method == Method::POST && headers.get_all("content-type").iter().any(is_form) {
         return Err(Refusal::not_implemented("An upload by a form"));
     }
     Ok(())
@@ -313,6 +316,10 @@ mod tests {
     #[test]
     fn forms_are_refused() {
         let form = [("content-type", "multipart/form-data; boundary=x")];
+        assert_eq!(code("POST", "/b", &form), "NotImplemented");
+        let form = [("content-type", "Multipart/form-data; boundary=\u{e4}")];
+        assert_eq!(code("POST", "/b", &form), "NotImplemented");
+        let form = [("content-type", "text/plain"), form[0]];
         assert_eq!(code("POST", "/b", &form), "NotImplemented");
     }
 
