@@ -22,7 +22,7 @@ use objects::operation::OBJECT_SIZE_MAX;
 use serde_json::{Value, json};
 
 use crate::call::{COMMAND_TIME_MAX, table};
-use crate::cli::{INDEX_POOL, IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
+use crate::cli::{IfArgs, IfVersionArg, ObjectCommand, PoolArg, RangeArgs, ValueArgs};
 use crate::output::{
     Column, Format, Progress, RowPages, Show, column, failure, print_bytes, print_json, print_rows,
     size_column,
@@ -140,8 +140,8 @@ pub fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool
 }
 
 fn only_pool(pools: &Value) -> Result<String, Failure> {
-    // Objects of the gateway are for the gateway.
-    let keeps_objects = |pool: &&Value| pool["kind"] == "object" && pool["name"] != INDEX_POOL;
+    // Objects with grouped names are those of a gateway.
+    let keeps_objects = |pool: &&Value| pool["kind"] == "object" && pool["grouped"] != true;
     let mut pools = pools.as_array().into_iter().flatten().filter(keeps_objects);
     match (pools.next(), pools.next()) {
         (Some(pool), None) => Ok(pool["name"].as_str().unwrap_or_default().to_string()),
@@ -515,6 +515,12 @@ mod tests {
 
     #[test]
     fn the_only_pool_of_objects_needs_no_name() {
+        let pools = json!([
+            { "name": "v", "kind": "block" },
+            { "name": "index", "kind": "object", "grouped": true },
+            { "name": "gateway", "kind": "object", "grouped": false },
+        ]);
+        assert_eq!(only_pool(&pools), Ok("gateway".to_string()));
         let pools = json!([{ "name": "v", "kind": "block" }, { "name": "kv", "kind": "object" }]);
         assert_eq!(only_pool(&pools), Ok("kv".to_string()));
         let code = |pools: Value| only_pool(&pools).unwrap_err().code;
