@@ -1,7 +1,7 @@
 //! What is left of a body when a request was answered before all of it came.
 //!
-//! A connection with HTTP/1.1 that is closed while bytes come in is reset, and the client may lose the answer, a
-//! refusal mostly. So a small rest is read and thrown away, and the connection stays.
+//! A connection with HTTP/1.1 that is closed while bytes come in is reset, and the client may lose the
+//! answer, a refusal mostly. So a small rest is read and thrown away, and the connection stays.
 
 use std::pin::Pin;
 use std::sync::Arc;

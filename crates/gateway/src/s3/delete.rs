@@ -1,10 +1,13 @@
 //! DeleteObjects: many keys of one bucket, each with a result of its own.
 //!
-//! The document is read and written here: the S3 library passes over CDATA and sends control characters as they
-//! are.
+//! The document is read and written here: the S3 library passes over CDATA and sends control characters as
+//! they are.
 //!
 //! ```text
-//!   <Delete> <Object> <Key> [<VersionId>] [<ETag>] [<Size>] [<LastModifiedTime>] </Object> ... [<Quiet>] </Delete>
+//!   <Delete>
+//!     <Object> <Key> [<VersionId>] [<ETag>] [<Size>] [<LastModifiedTime>] </Object> ...
+//!     [<Quiet>]
+//!   </Delete>
 //! ```
 
 use std::sync::Arc;
