@@ -391,6 +391,7 @@ impl ClientCore {
         volume.byte_count = 0;
         volume.windows = Windows::default();
         volume.mutations.clear();
+        volume.given_up.clear();
         volume.unsynced.clear();
         volume.unsynced_bytes = 0;
         assert!(volume.request_count == 0);
@@ -547,6 +548,13 @@ impl ClientCore {
             self.finish_request(key, effects);
             return;
         }
+        for part in &request.open {
+            let part = &mut self.parts[*part];
+            if part.may_happen() && matches!(part.work, Work::Mutate { .. }) && !part.is_given_up {
+                part.is_given_up = true;
+                *volume.given_up.entry(part.pg).or_default() += 1;
+            }
+        }
         let mut unsent = request.open.clone();
         unsent.retain(|part| !matches!(self.parts[*part].stage, Stage::Sent { .. }));
         for part in unsent {
@@ -683,6 +691,8 @@ impl ClientCore {
         self.finish_request(part.request, effects);
         if part.changes_stripe() {
             self.leave_stripe((part.volume, part.stripe), key);
+        }
+        if part.changes_stripe() || part.is_given_up {
             self.free_reads(part.volume);
         }
     }
@@ -702,6 +712,13 @@ impl ClientCore {
         volume.queue.wake(part.pg);
         if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&part.work, part.target) {
             volume.mutations.remove(&(hash, *number));
+        }
+        if part.is_given_up {
+            let count = volume.given_up.get_mut(&part.pg).expect("it is counted");
+            *count -= 1;
+            if *count == 0 {
+                volume.given_up.remove(&part.pg);
+            }
         }
         self.touched.push(part.volume);
         part

@@ -42,6 +42,9 @@ pub(crate) struct Part {
     pub(crate) is_astray: bool,
     /// Whether the part is a change that may have happened: it went astray, or its epoch ended.
     pub(crate) may_have_happened: bool,
+    /// Whether the part is a mutation whose request was given up while it was sent: looks of its PG wait
+    /// until it has ended.
+    pub(crate) is_given_up: bool,
     /// Why the part was refused last.
     pub(crate) refusal: Option<String>,
     /// Number of bytes that the part counts toward the bound of its volume.
@@ -155,6 +158,7 @@ impl Part {
             mismatch_count: 0,
             is_astray: false,
             may_have_happened: false,
+            is_given_up: false,
             refusal: None,
             weight: 0,
             lazy: false,

@@ -63,6 +63,8 @@ pub(crate) struct Volume {
     pub(crate) last_number: u64,
     /// In an object pool: the mutations that have not ended, by hash and number.
     pub(crate) mutations: BTreeSet<(u32, u64)>,
+    /// In an object pool: how many mutations of a PG were given up while they were sent, and have not ended.
+    pub(crate) given_up: BTreeMap<PgId, usize>,
 }
 
 /// What the user wants to attach.
@@ -127,6 +129,7 @@ impl Volume {
             has_unanswered: false,
             last_number: 0,
             mutations: BTreeSet::new(),
+            given_up: BTreeMap::new(),
         }
     }
 

@@ -61,10 +61,16 @@ impl ClientCore {
 
     /// Whether the part must wait because it reads a range that a change by this client, whose answer was
     /// lost, may have written. The read could return the change, and a power loss could then undo the change
-    /// before it is kept.
+    /// before it is kept. A look waits for mutations of its PG that were given up: an OSD may keep them
+    /// waiting while looks pass, and what a look shows behind an unknown outcome must be final.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
         let part = &self.parts[key];
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if matches!(part.work, Work::Look { .. }) && volume.given_up.contains_key(&part.pg) {
+            volume.held_reads.push(key);
+            self.parts[key].stage = Stage::Held;
+            return true;
+        }
         if !volume.is_lazy() || !part.reads_stripe() {
             return false;
         }

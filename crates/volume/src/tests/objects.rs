@@ -304,3 +304,52 @@ fn small_requests_do_not_pass_a_large_one_that_waits_for_room_of_their_pg() {
     world.reply(&asked, Ok(Outcome::Looked { answers }));
     assert_eq!(sent(&world), [3, 4, 1, 1, 1]);
 }
+
+/// An OSD may keep a mutation waiting while looks pass it: what is seen behind an unknown outcome must be
+/// final.
+#[test]
+fn a_look_waits_for_mutations_of_its_pg_that_were_given_up() {
+    let mut world = World::with_objects();
+    let id = world.mutate(hash_of(0));
+    let asked = world.next();
+    world.apply(Event::Cancel { id });
+    assert_eq!(world.result(id), Err(VolumeError::Unknown));
+    let look = world.look(Place::Pg(0));
+    assert!(world.asked.is_empty(), "the mutation may still happen");
+    let other = world.look(Place::Pg(2));
+    assert!(matches!(world.next().1.op, Op::Look { .. }), "another PG, of the same OSD");
+    let dropped = world.look(Place::Hash(hash_of(0)));
+    world.apply(Event::Cancel { id: dropped });
+    assert!(matches!(world.result(dropped), Err(VolumeError::Unavailable { .. })));
+    let version = Version { epoch: Epoch::new(1), counter: 1 };
+    world.reply(&asked, Ok(Outcome::Mutated { version, results: vec![] }));
+    let asked = world.next();
+    assert!(matches!(asked.1.op, Op::Look { .. }));
+    let answers = Payload::new(b"this", &world.pool);
+    world.reply(&asked, Ok(Outcome::Looked { answers }));
+    assert_eq!(world.result(look), Ok(Answer::Looked(b"this".to_vec())));
+    assert!(world.asked.is_empty());
+    let _ = other;
+}
+
+#[test]
+fn a_look_waits_until_the_connection_of_a_given_up_mutation_was_replaced() {
+    let mut world = World::with_objects();
+    let id = world.mutate(hash_of(0));
+    let asked = world.next();
+    world.apply(Event::Cancel { id });
+    let look = world.look(Place::Pg(0));
+    assert!(world.asked.is_empty());
+    world.break_osd(world.osds[&asked.0]);
+    world.connect();
+    if world.asked.is_empty() {
+        world.wait();
+        world.connect();
+    }
+    let asked = world.next();
+    assert!(matches!(asked.1.op, Op::Look { .. }), "the mutation is not sent again");
+    let answers = Payload::new(b"this", &world.pool);
+    world.reply(&asked, Ok(Outcome::Looked { answers }));
+    assert_eq!(world.result(look), Ok(Answer::Looked(b"this".to_vec())));
+    assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
+}
