@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::Version;
+use bytes::Bytes;
 use cluster::message::Failure;
 use io::Waker;
 use volume::{
@@ -133,7 +134,7 @@ pub(crate) type Reached = Result<Found, VolumeError>;
 /// An operation, with data that can be sent between threads.
 pub(crate) enum Wish {
     Read { offset: u64, length: u64 },
-    Write { offset: u64, data: Vec<u8> },
+    Write { offset: u64, data: Bytes },
     Zero { offset: u64, length: u64 },
     Flush,
     Extents { offset: u64, length: u64 },
@@ -210,7 +211,7 @@ impl Client {
     pub async fn open_pool(&self, name: &str) -> Result<ObjectPool, Failure> {
         let (hold, attached) = self.open_as(name, How::Pool).await?;
         match attached.used {
-            Used::Pool(pool) => Ok(ObjectPool::new(hold, pool)),
+            Used::Pool(pool) => Ok(ObjectPool::new(hold, pool, attached.session)),
             Used::Image(_) => unreachable!("a pool was opened"),
         }
     }
@@ -282,8 +283,10 @@ impl Volume {
         }
     }
 
-    /// Writes `data` at `offset`; durable after the next [`Volume::flush`].
-    pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<(), VolumeError> {
+    /// Writes `data` at `offset`; durable after the next [`Volume::flush`], and at once if the volume was
+    /// attached without its lock.
+    pub async fn write(&self, offset: u64, data: impl Into<Bytes>) -> Result<(), VolumeError> {
+        let data = data.into();
         self.request(Wish::Write { offset, data }).await.map(|_| ())
     }
 

@@ -15,8 +15,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::Version;
 use base::hash::{NameHash, pg_of_hash};
+use base::{SessionId, Version};
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
 use objects::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, LOOK_SHARDS_MAX, READ_VALUES_MAX};
@@ -57,6 +57,7 @@ const SCAN_FRAME_SIZE: usize = 10 * PAGE_COUNT_MAX;
 pub struct ObjectPool {
     hold: Arc<Hold>,
     pool: Arc<Pool>,
+    session: SessionId,
     sharding: Sharding,
     within: Option<Duration>,
 }
@@ -155,13 +156,13 @@ impl From<VolumeError> for ObjectError {
 }
 
 impl ObjectPool {
-    pub(crate) fn new(hold: Hold, pool: Pool) -> ObjectPool {
+    pub(crate) fn new(hold: Hold, pool: Pool, session: SessionId) -> ObjectPool {
         let PoolKind::Object { shards, names, .. } = pool.kind else {
             unreachable!("the monitor opens only pools of objects")
         };
         let (hold, pool) = (Arc::new(hold), Arc::new(pool));
         let sharding = Sharding { shard_count: shards, names };
-        ObjectPool { hold, pool, sharding, within: None }
+        ObjectPool { hold, pool, session, sharding, within: None }
     }
 
     /// Returns the same pool, each of whose requests has a time limit; a method that sends several gives it
@@ -169,6 +170,11 @@ impl ObjectPool {
     /// has happened and nothing will, and otherwise with [`ObjectError::Unknown`].
     pub fn within(&self, limit: Duration) -> ObjectPool {
         ObjectPool { within: Some(limit), ..self.clone() }
+    }
+
+    /// Returns the session over which the pool is open.
+    pub fn session(&self) -> SessionId {
+        self.session
     }
 
     /// Returns the pool, as it was when it was opened.
