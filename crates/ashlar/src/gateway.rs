@@ -41,16 +41,18 @@ const BUCKET: &[Column] = &[
 
 /// Runs a gateway until it receives a signal to stop.
 ///
-/// Errors: `not_found` (there is no such pool), `untrusted` (the key belongs to another cluster), `io`,
-/// `tls`.
+/// Errors: `not_found` (there is no such pool), `invalid` (it is of the other kind), `untrusted` (the key
+/// belongs to another cluster), `io`, `tls`.
 pub fn run(config: &Config, args: GatewayArgs) -> Result<(), Failure> {
-    let warning = check_pool(config, &args.index_pool)?;
+    let warning = check_pools(config, &args.index_pool, args.data_pool.as_deref())?;
     args.log.start("gateway");
     warning.iter().for_each(io::log::write);
     let files = |(certificate, key)| TlsFiles { certificate, key };
     let settings = Settings {
         listen: args.listen,
         index_pool: args.index_pool,
+        data_pool: args.data_pool,
+        inline_max: args.inline_max.0,
         region: args.region,
         domains: args.domain,
         tls: args.tls_cert.zip(args.tls_key).map(files),
@@ -60,10 +62,14 @@ pub fn run(config: &Config, args: GatewayArgs) -> Result<(), Failure> {
     gateway::run(config, settings)
 }
 
-/// Refuses a pool that is no pool of objects. If the cluster is down, the gateway starts anyway and its
-/// clients are
-/// told to come back; then returns a warning to log.
-fn check_pool(config: &Config, name: &str) -> Result<Option<TraceEvent>, Failure> {
+/// Refuses an index pool that is no pool of objects, and a data pool that is no pool of volumes. If the
+/// cluster is down, the gateway starts anyway and its clients are told to come back; then returns a warning
+/// to log.
+fn check_pools(
+    config: &Config,
+    index: &str,
+    data: Option<&str>,
+) -> Result<Option<TraceEvent>, Failure> {
     let pools = match client::call(config, Command::PoolList, LOOK_TIME_MAX) {
         Ok(pools) => pools,
         Err(error) if crate::status::is_passing(&error) => {
@@ -72,12 +78,32 @@ fn check_pool(config: &Config, name: &str) -> Result<Option<TraceEvent>, Failure
         }
         Err(error) => return Err(error),
     };
-    check_listed(&pools, name).map(|()| None)
+    check_index_pool(&pools, index)?;
+    data.map_or(Ok(()), |name| check_data_pool(&pools, name)).map(|()| None)
 }
 
-fn check_listed(pools: &Value, name: &str) -> Result<(), Failure> {
-    let mut pools = pools.as_array().into_iter().flatten();
-    match pools.find(|pool| pool["name"] == name) {
+fn pool_named<'a>(pools: &'a Value, name: &str) -> Option<&'a Value> {
+    pools.as_array()?.iter().find(|pool| pool["name"] == name)
+}
+
+fn check_data_pool(pools: &Value, name: &str) -> Result<(), Failure> {
+    match pool_named(pools, name) {
+        Some(pool) if pool["kind"] == "block" => Ok(()),
+        Some(_) => Err(failure(
+            "invalid",
+            format!("{name} is a pool of objects"),
+            "choose a pool of volumes with --data-pool",
+        )),
+        None => Err(failure(
+            "not_found",
+            format!("there is no pool {name}"),
+            format!("create it: ashlar pool create {name}"),
+        )),
+    }
+}
+
+fn check_index_pool(pools: &Value, name: &str) -> Result<(), Failure> {
+    match pool_named(pools, name) {
         Some(pool) if pool["kind"] == "object" => Ok(()),
         Some(_) => Err(failure(
             "invalid",
@@ -95,7 +121,7 @@ fn check_listed(pools: &Value, name: &str) -> Result<(), Failure> {
 /// Opens the buckets of a cluster, for a command.
 fn open(config: &Config, format: Format, pool: &str) -> Result<Offline, Failure> {
     // The gateway's logic waits for a monitor; a command fails if none answers, and this one says why.
-    check_listed(&call(config, format, Command::PoolList)?, pool)?;
+    check_index_pool(&call(config, format, Command::PoolList)?, pool)?;
     Offline::open(config, pool)
 }
 

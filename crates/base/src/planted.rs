@@ -310,6 +310,18 @@ pub enum Bug {
     ViewJudgedBeforeOnly,
     /// Bucket: lists leave hidden keys out, but tell of common prefixes that have no others.
     HiddenUnderPrefix,
+    /// Bucket: what is empty of a place reads as zeros.
+    HoleIsZeros,
+    /// Bucket: the collector makes an upload's stray garbage whatever its version is.
+    CollectedWithoutVersion,
+    /// Bucket: a commit takes the data of an upload whatever became of its stray.
+    CommitWithoutStray,
+    /// Bucket: an upload is aborted whether it is open or not.
+    AbortWithoutOpen,
+    /// Bucket: an upload is completed with other parts than were compared.
+    CompletedWithoutVersion,
+    /// Bucket: data that is replaced gets no name.
+    ReplacedForgotten,
 }
 
 impl Bug {

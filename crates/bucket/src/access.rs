@@ -45,6 +45,7 @@ mod tests {
             acl: CannedAcl::Private,
             spread: 1,
             versioning: Versioning::Off,
+            data_pool: None,
         };
         let key = Key::new("a").expect("a key");
         let reads = [Action::ReadObject(&key), Action::ListBucket];

@@ -1,5 +1,6 @@
 //! What the gateway asks of buckets, and what it gets: plain data, without HTTP.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +9,75 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::collector::UPLOAD_DEAD;
+use crate::door::Door;
+use crate::large::DataReader;
+use crate::parts::PART_SIZE_MIN;
+use crate::put::{INLINE_BODY_DEFAULT, INLINE_BODY_MAX};
 use crate::{BucketId, VersionId};
 
 /// After its last byte a client is waited for this long before it is told *unavailable*.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Nothing is sent for a request whose last byte came longer ago than this.
 pub const SEND_WITHIN: Duration = Duration::from_secs(60);
+
+/// How a gateway keeps data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The pool of volumes for the data of new buckets, and of buckets without one. `None`: an object has at
+    /// most [`INLINE_BODY_MAX`] bytes.
+    pub data_pool: Option<String>,
+    /// Bodies of up to so many bytes lie in the index, beside their head: at most [`INLINE_BODY_MAX`].
+    pub inline_max: u64,
+    /// Data that was deleted or replaced is given back after this time, so that who reads it can end. Only
+    /// comfort depends on it: who reads data that was given back is told so.
+    pub grace: Duration,
+    /// An upload that has not changed its stray for so long has ended: its gateway is gone. They change it
+    /// every five minutes.
+    pub upload_dead: Duration,
+    /// The least bytes of a part of an upload that is not the last one.
+    pub part_size_min: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            data_pool: None,
+            inline_max: INLINE_BODY_DEFAULT,
+            grace: Duration::from_secs(300),
+            upload_dead: UPLOAD_DEAD,
+            part_size_min: PART_SIZE_MIN,
+        }
+    }
+}
+
+impl Settings {
+    /// Returns the longest body that lies in the index, for a bucket with or without a data pool.
+    pub(crate) fn inline_max(&self, has_data_pool: bool) -> u64 {
+        match has_data_pool {
+            true => self.inline_max.min(INLINE_BODY_MAX),
+            false => INLINE_BODY_MAX,
+        }
+    }
+}
+
+/// What is kept until the library is done with the data of a request, also if the request is given up: a
+/// share of the memory that all requests have.
+#[derive(Clone, Default)]
+pub struct Kept(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Kept {
+    /// Keeps this.
+    pub fn new(what: Arc<dyn Any + Send + Sync>) -> Kept {
+        Kept(Some(what))
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kept({})", self.0.is_some())
+    }
+}
 
 /// What a request knows of its client. Who was answered, is gone, or sent its last byte long ago gets nothing
 /// sent any more: its body could land on a newer one of the same client.
@@ -69,6 +133,8 @@ pub struct Bucket {
     pub spread: u16,
     /// Whether objects have versions.
     pub versioning: Versioning,
+    /// The pool of volumes for data that does not lie in the index. `None`: that of the gateway.
+    pub data_pool: Option<String>,
 }
 
 /// Who else may read a bucket.
@@ -117,6 +183,16 @@ pub struct Checksum {
     pub value: Vec<u8>,
 }
 
+/// Of what a checksum is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum ChecksumShape {
+    /// Of all bytes.
+    #[default]
+    Whole,
+    /// Of the checksums of the parts.
+    Parts,
+}
+
 /// An entity tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ETag {
@@ -155,6 +231,8 @@ pub struct ObjectInfo {
     pub etag: ETag,
     /// The checksum that its client sent, or asked for.
     pub checksum: Option<Checksum>,
+    /// Of what the checksum is.
+    pub checksum_shape: ChecksumShape,
     /// The user who put it.
     pub owner: String,
     /// Its version.
@@ -196,6 +274,107 @@ pub struct NewObject {
     pub length: Option<u64>,
     /// The checksum that is computed and kept.
     pub checksum: ChecksumKind,
+    /// What is kept until no byte of the body is held any more.
+    pub kept: Kept,
+}
+
+/// A new upload in parts.
+#[derive(Clone, Debug)]
+pub struct NewUpload {
+    /// The user who begins it.
+    pub owner: String,
+    /// What is given back with the object.
+    pub metadata: Metadata,
+    /// The checksum of the object and of its parts.
+    pub checksum: ChecksumKind,
+    /// Of what the object's checksum is: of all bytes, or of the checksums of the parts.
+    pub checksum_shape: ChecksumShape,
+}
+
+/// A part that is put.
+#[derive(Clone, Debug)]
+pub struct NewPart {
+    /// Its size in bytes.
+    pub length: u64,
+    /// The kind of checksum that its client has announced, if it did.
+    pub checksum: Option<ChecksumKind>,
+    /// What is kept until no byte of the body is held any more.
+    pub kept: Kept,
+}
+
+/// The id of an upload in parts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct UploadId(pub u128);
+
+impl UploadId {
+    /// Reads what `Display` writes. `None`: it is no id.
+    pub fn parse(text: &str) -> Option<UploadId> {
+        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_id = text.len() == 32 && text.bytes().all(is_hex);
+        is_id.then(|| u128::from_str_radix(text, 16).ok().map(UploadId)).flatten()
+    }
+}
+
+impl fmt::Display for UploadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// A part of an upload.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartInfo {
+    /// Its number, 1 to 10,000.
+    pub number: u16,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The MD5 sum of its bytes.
+    pub etag: ETag,
+    /// The checksum of its bytes.
+    pub checksum: Checksum,
+    /// When it was put, in milliseconds since 1970.
+    pub modified_ms: u64,
+}
+
+/// A part that the completion of an upload names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedPart {
+    /// Its number.
+    pub number: u16,
+    /// Its tag, without quotes.
+    pub etag: String,
+    /// Its checksum, if the client says one.
+    pub checksum: Option<Checksum>,
+}
+
+/// How an upload is completed.
+#[derive(Clone, Default, Debug)]
+pub struct Completion {
+    /// Its parts, in the order of their numbers.
+    pub parts: Vec<NamedPart>,
+    /// Conditions on what is there: If-Match and If-None-Match count.
+    pub conditions: Conditions,
+    /// The checksum of the object that the client expects.
+    pub checksum: Option<Checksum>,
+    /// The size of the object that the client expects.
+    pub size: Option<u64>,
+}
+
+/// An upload that is open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenUpload {
+    /// The key.
+    pub key: String,
+    /// The upload.
+    pub id: UploadId,
+    /// The user who began it.
+    pub owner: String,
+    /// When it was begun, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// The checksum of the object and of its parts.
+    pub checksum: ChecksumKind,
+    /// Of what the object's checksum is.
+    pub checksum_shape: ChecksumShape,
 }
 
 /// What a client says of a body: known with the request, or behind the body.
@@ -203,8 +382,6 @@ pub struct NewObject {
 pub struct Expected {
     /// Content-MD5.
     pub md5: Option<[u8; 16]>,
-    /// SHA-256 of the body, as a signature has it.
-    pub sha256: Option<[u8; 32]>,
     /// `x-amz-checksum-*`, from a header or a trailer.
     pub checksum: Option<Checksum>,
 }
@@ -253,16 +430,27 @@ pub enum ListEntry {
 }
 
 /// An object that was found, and the range of its data that was asked for.
-#[derive(Clone, Debug)]
-pub struct Found {
+#[derive(Debug)]
+pub struct Found<D: Door> {
     /// The object.
     pub info: ObjectInfo,
     /// What was put with it.
     pub metadata: Metadata,
     /// The first byte of the range, and the first one behind it.
     pub range: std::ops::Range<u64>,
-    /// The bytes, if they lie in the index.
-    pub inline: Option<Bytes>,
+    /// The bytes.
+    pub data: Data<D>,
+}
+
+/// Bytes of an object.
+#[derive(Debug)]
+pub enum Data<D: Door> {
+    /// They were not asked for.
+    None,
+    /// Here they are.
+    Inline(Bytes),
+    /// They come one piece after the other.
+    Stored(DataReader<D>),
 }
 
 /// A user.

@@ -118,6 +118,7 @@ impl<D: Door> Core<D> {
             acl,
             spread,
             versioning: Versioning::Off,
+            data_pool: self.settings.data_pool.clone(),
         });
         let id_name = encode(&IndexName::Id(id))?;
         let live = ObjectChange::Put(id_record(name, false, self.wall_ms()));
@@ -342,7 +343,7 @@ impl<D: Door> Core<D> {
         }
     }
 
-    /// Fails if the bucket has a key, hidden ones too.
+    /// Fails if the bucket has a key, hidden ones too. If it has none, its open uploads are aborted.
     async fn check_empty(&self, client: &Client, mark: &mut Mark) -> Result<()> {
         let bucket = mark.record.bucket.clone();
         let mut from = Vec::new();
@@ -360,10 +361,13 @@ impl<D: Door> Core<D> {
             if !page.entries.is_empty() {
                 return Err(Failure::BucketNotEmpty);
             }
-            let Some(next) = page.next else { return Ok(()) };
+            let Some(next) = page.next else { break };
             from = next;
             self.renew(client, mark).await?;
         }
+        // Nobody completes an upload any more, but its parts would stay.
+        self.abort_all(&bucket).await?;
+        self.renew(client, mark).await
     }
 
     pub(crate) async fn list_buckets(

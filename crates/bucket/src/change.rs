@@ -11,14 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Version;
-use objects::{Name, Operation};
+use objects::{Field, Name, Operation, Read, ReadAnswer};
 
 use crate::api::{Bucket, Client, Conditions, ETag, TagCondition, Versioning};
-use crate::core::{Core, Result, encode};
+use crate::core::{Core, DATA_SIZE_MAX, RECORDS_SIZE_MAX, Result, encode, not_asked};
 use crate::door::{Door, DoorError};
 use crate::failure::Failure;
-use crate::head::{Head, VersionHead};
+use crate::head::{BadBytes, Head, VersionHead};
 use crate::names::{IndexName, Key, Locator};
+use crate::records::{Content, RecordKey};
+use crate::strays::{Stray, Waste};
 use crate::waiting::{First, first_of};
 
 /// How often a change is judged at most.
@@ -26,8 +28,18 @@ pub const TRIES_MAX: u32 = 16;
 /// For how long a change is judged again.
 pub const TRIED_FOR: Duration = Duration::from_secs(5);
 
-/// A key as a look showed it.
-pub(crate) type KeyView = Option<(Version, Head)>;
+/// A key as a look showed it. `None`: there is none.
+pub(crate) type KeyView = Option<SeenKey>;
+
+/// What a look showed of a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct SeenKey {
+    pub(crate) version: Version,
+    pub(crate) head: Head,
+    /// What becomes garbage with the null version. `None`: its data lies beside its head, or it is not the
+    /// current one.
+    pub(crate) waste: Option<Waste>,
+}
 
 /// What a change decides on a look.
 pub(crate) enum Verdict {
@@ -55,8 +67,23 @@ pub(crate) trait Change: Send + 'static {
     /// Decides on a look.
     fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict>;
 
-    /// Says what became of the operation that was last decided on `before`, where the key is like this now.
-    fn fate(&self, before: &KeyView, now: &KeyView) -> Fate;
+    /// Says what became of the operation that was last decided on `before`, where the key is like this
+    /// now, and the stray of [`Change::stray`] like that.
+    fn fate(&self, before: &KeyView, now: &KeyView, stray: &StrayView) -> Fate;
+
+    /// Returns the stray of which a look tells more about what happened.
+    fn stray(&self) -> Option<&Name> {
+        None
+    }
+
+    /// An operation of it has happened, or may have.
+    fn on_open(&mut self) {}
+
+    /// Returns why the change is given up if an assertion about this object of its operation is not true. The
+    /// key is the first one.
+    fn refused(&self, _object: usize) -> Option<Failure> {
+        None
+    }
 
     /// Whether it has a condition.
     fn is_conditional(&self) -> bool;
@@ -77,13 +104,67 @@ impl Bucket {
     }
 }
 
+/// A stray as a look showed it. `None`: there is none.
+pub(crate) type StrayView = Option<(Version, Stray)>;
+
 impl<D: Door> Core<D> {
-    /// Looks at a key.
-    pub(crate) async fn look_at_key(&self, name: &Name) -> Result<KeyView> {
-        let Some((stat, data)) = self.read(name).await? else { return Ok(None) };
-        let head = Head::decode(&data)
-            .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
-        Ok(Some((stat.version, head)))
+    /// Looks at a key, and at a stray of it at the same moment.
+    async fn look_at_key(&self, name: &Name, stray: Option<&Name>) -> Result<(KeyView, StrayView)> {
+        let (found, _, seen_stray) = self.look_at_parts(name, stray, false).await?;
+        let Some((version, head)) = found else { return Ok((None, seen_stray)) };
+        if !head.current.is_large || !head.current.is_null {
+            return Ok((Some(SeenKey { version, head, waste: None }), seen_stray));
+        }
+        // Where its data lies counts only if it is of the same moment.
+        let (found, content, seen_stray) = self.look_at_parts(name, stray, true).await?;
+        let Some((version, head)) = found else { return Ok((None, seen_stray)) };
+        let damaged = |what: String| Failure::Damaged { what: format!("{what} ({name:?})") };
+        let waste = match content {
+            _ if !head.current.is_large || !head.current.is_null => None,
+            Some(Content::Places { places, .. }) => Some(Waste::Places(places)),
+            Some(Content::Manifest { upload, .. }) => Some(Waste::AllParts(upload)),
+            Some(Content::Inline(_)) | None => {
+                return Err(damaged("a large object has no places".into()));
+            }
+        };
+        Ok((Some(SeenKey { version, head, waste }), seen_stray))
+    }
+
+    /// Looks at the head of a key, at the data of its null version, and at a stray.
+    async fn look_at_parts(
+        &self,
+        name: &Name,
+        stray: Option<&Name>,
+        with_content: bool,
+    ) -> Result<(Option<(Version, Head)>, Option<Content>, StrayView)> {
+        let data =
+            |name: &Name| Read::Data { name: name.clone(), offset: 0, length: DATA_SIZE_MAX };
+        let mut reads = vec![data(name)];
+        reads.extend(stray.map(data));
+        if with_content {
+            let fields = vec![Field::Record(RecordKey::NullData.encode())];
+            reads.push(Read::Values { name: name.clone(), fields, size_max: RECORDS_SIZE_MAX });
+        }
+        let mut answers = self.door.look(reads).await?.into_iter();
+        let mut next_data = || match answers.next() {
+            Some(ReadAnswer::Data(found)) => Ok(found.map(|(stat, data)| (stat.version, data))),
+            _ => Err(not_asked()),
+        };
+        let damaged = |bad: BadBytes| Failure::Damaged { what: format!("{bad} ({name:?})") };
+        let key = next_data()?;
+        let seen_stray = if stray.is_some() { next_data()? } else { None };
+        let key = key.map(|(version, data)| Ok((version, Head::decode(&data)?)));
+        let seen_stray = seen_stray.map(|(version, data)| Ok((version, Stray::decode(&data)?)));
+        let content = match (with_content, answers.next()) {
+            (false, None) => None,
+            (true, Some(ReadAnswer::Values(values))) => match &values[..] {
+                [Some(content)] => Some(Content::decode(content).map_err(damaged)?),
+                _ => None,
+            },
+            _ => return Err(not_asked()),
+        };
+        let (key, stray) = (key.transpose(), seen_stray.transpose());
+        Ok((key.map_err(damaged)?, content, stray.map_err(damaged)?))
     }
 
     /// Commits a change.
@@ -110,19 +191,27 @@ impl<D: Door> Core<D> {
             }
             let before = match known.take() {
                 Some(found) => found,
-                None => self.look_at_key(&name).await?,
+                None => self.look_at_key(&name, None).await?.0,
             };
             let operation = match change.judge(&name, &before, self.door.wall_us())? {
                 Verdict::Nothing => return Ok(change.done(before.is_none())),
                 Verdict::Send(operation) => operation,
             };
             tries += 1;
-            match self.send(&client, operation).await {
+            let sent = self.send(&client, operation).await;
+            if !matches!(sent, Err(DoorError::Asserted { .. } | DoorError::Unavailable { .. })) {
+                change.on_open();
+            }
+            match sent {
                 Ok(_) => return Ok(change.done(before.is_none())),
-                Err(DoorError::Asserted { .. }) => {}
+                Err(DoorError::Asserted { object, .. }) => {
+                    if let Some(failure) = change.refused(object) {
+                        return Err(failure);
+                    }
+                }
                 Err(DoorError::Unknown) => {
-                    let now = self.look_at_key(&name).await?;
-                    match change.fate(&before, &now) {
+                    let (now, stray) = self.look_at_key(&name, change.stray()).await?;
+                    match change.fate(&before, &now, &stray) {
                         Fate::Done => return Ok(change.done(before.is_none())),
                         Fate::NotDone => known = Some(now),
                         Fate::Open => return Err(DoorError::Unknown.into()),
@@ -148,7 +237,7 @@ fn too_busy<C: Change>(change: &C) -> Failure {
 /// Whether nothing changed a key between two looks. An absent key has no version: nothing tells this of it.
 pub(crate) fn is_unchanged(before: &KeyView, now: &KeyView) -> bool {
     match (before, now) {
-        (Some((before, _)), Some((now, _))) => before == now,
+        (Some(before), Some(now)) => before.version == now.version,
         _ => false,
     }
 }
@@ -165,7 +254,7 @@ pub(crate) fn check_unversioned(bucket: &Bucket) -> Result<()> {
 
 /// Judges the conditions of a change, where a hidden object counts as absent.
 pub(crate) fn judge_change(conditions: &Conditions, found: &KeyView) -> Result<()> {
-    let current = found.as_ref().map(|(_, head)| &head.current).filter(|it| !it.is_hidden);
+    let current = found.as_ref().map(|it| &it.head.current).filter(|it| !it.is_hidden);
     if let Some(condition) = &conditions.if_match {
         let current = current.ok_or(Failure::NoSuchKey)?;
         if !condition.has(&current.etag) {
@@ -235,7 +324,8 @@ mod tests {
             lock: Default::default(),
             owner: "ann".into(),
         };
-        Some((version, Head { current, key: KeyState::default() }))
+        let head = Head { current, key: KeyState::default() };
+        Some(SeenKey { version, head, waste: None })
     }
 
     /// An operation that happened, and that another one has overtaken since, must not be sent again.

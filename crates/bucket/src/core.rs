@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use objects::{Name, Operation, Read, ReadAnswer, Stat};
 
-use crate::api::{ANSWER_WITHIN, Client};
+use crate::api::{ANSWER_WITHIN, Client, Settings};
+use crate::containers::Containers;
 use crate::door::{Door, DoorError, Executed};
 use crate::failure::Failure;
 use crate::names::{BucketId, IndexName, Key};
@@ -37,11 +38,15 @@ pub const READ_SLOW: Duration = Duration::from_secs(1);
 const CLIENT_LOOKED_AT: Duration = Duration::from_millis(100);
 /// The most bytes of a head, a bucket or a user that one look reads.
 pub(crate) const DATA_SIZE_MAX: u32 = 32 << 10;
+/// The most bytes of records in the answer of a look.
+pub(crate) const RECORDS_SIZE_MAX: usize = 160 << 10;
 
 /// What all requests share.
 pub(crate) struct Core<D: Door> {
     pub(crate) door: Arc<D>,
     pub(crate) sealer: Sealer,
+    pub(crate) settings: Settings,
+    pub(crate) containers: Containers,
     pub(crate) views: Views,
     pub(crate) secrets: Secrets,
     pub(crate) new_keys: NewKeys,
@@ -68,10 +73,12 @@ struct Task {
 struct Waits<'a>(Option<&'a Client>);
 
 impl<D: Door> Core<D> {
-    pub(crate) fn new(door: Arc<D>, sealer: Sealer) -> Core<D> {
+    pub(crate) fn new(door: Arc<D>, sealer: Sealer, settings: Settings) -> Core<D> {
         Core {
             door,
             sealer,
+            settings,
+            containers: Containers::default(),
             views: Views::default(),
             secrets: Secrets::default(),
             new_keys: NewKeys::default(),
@@ -229,7 +236,8 @@ impl From<DoorError> for Failure {
             DoorError::Asserted { .. } => Failure::Conflict,
             DoorError::Invalid { why } => Failure::Invalid { why },
             DoorError::Full => Failure::Full,
-            DoorError::Damaged => Failure::Damaged { what: "an object of the index pool".into() },
+            DoorError::Damaged => Failure::Damaged { what: "no good copy is left".into() },
+            DoorError::Gone => Failure::Damaged { what: "a container is gone".into() },
             DoorError::Unavailable { why } => Failure::Unavailable { why },
             DoorError::Unknown => Failure::Unavailable { why: "the outcome is unknown".into() },
         }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::parts::PART_SIZE_MIN;
+
 /// Why a request failed. Nothing was changed, unless the variant says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
@@ -11,6 +13,22 @@ pub enum Failure {
     NoSuchKey,
     /// The bucket has no version with this id.
     NoSuchVersion,
+    /// There is no such upload: it was completed or aborted, or is one of another key.
+    NoSuchUpload,
+    /// The completion of an upload names a part that was not put, or with another tag or checksum.
+    InvalidPart {
+        /// Its number.
+        number: u16,
+    },
+    /// The completion of an upload names its parts in another order than that of their numbers.
+    InvalidPartOrder,
+    /// A part that is not the last one is too small.
+    PartTooSmall {
+        /// Its number.
+        number: u16,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The current version is a delete marker.
     Hidden {
         /// The id of the marker, as [`crate::VersionId`] is shown.
@@ -82,6 +100,17 @@ impl fmt::Display for Failure {
             Failure::NoSuchBucket => f.write_str("there is no such bucket"),
             Failure::NoSuchKey => f.write_str("there is no such object"),
             Failure::NoSuchVersion => f.write_str("the object has no such version"),
+            Failure::NoSuchUpload => {
+                f.write_str("there is no such upload: it was completed or aborted")
+            }
+            Failure::InvalidPart { number } => {
+                write!(f, "part {number} was not put, or has another tag or checksum")
+            }
+            Failure::InvalidPartOrder => f.write_str("parts are not in the order of their numbers"),
+            Failure::PartTooSmall { number, size } => write!(
+                f,
+                "part {number} has {size} bytes: each but the last has {PART_SIZE_MIN} at least"
+            ),
             Failure::Hidden { .. } => f.write_str("the current version is a delete marker"),
             Failure::BucketTaken => f.write_str("another user has a bucket of this name"),
             Failure::BucketOwned => f.write_str("you have a bucket of this name"),

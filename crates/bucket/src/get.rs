@@ -1,34 +1,145 @@
-//! GET and HEAD. `docs/internals/buckets.md`, rule 9: one look at the key shows head, metadata and data, so
-//! conditions, range and bytes are of one moment.
+//! GET and HEAD. `docs/internals/buckets.md`, rules 7 and 9: one look at the key shows head, metadata and data, or
+//! where the data is, so conditions, range and bytes are of one moment.
 
-use objects::{Field, Read, ReadAnswer};
+use std::ops::Range;
+use std::sync::Arc;
 
-use crate::api::{Bucket, ByteRange, Conditions, Found};
+use bytes::Bytes;
+use objects::{Field, Name, Read, ReadAnswer};
+
+use crate::api::{Bucket, ByteRange, Conditions, Data, Found, Kept, Metadata};
 use crate::change::judge_read;
-use crate::core::{Core, DATA_SIZE_MAX, Result, not_asked};
+use crate::core::{Core, DATA_SIZE_MAX, RECORDS_SIZE_MAX, Result, not_asked};
 use crate::door::Door;
 use crate::failure::Failure;
-use crate::head::Head;
-use crate::names::Key;
+use crate::head::{Head, VersionHead};
+use crate::large::DataReader;
+use crate::names::{Key, VersionStamp};
 use crate::records::{Content, Meta, RecordKey};
 
-/// The most bytes of records in the answer of a look.
-const RECORDS_SIZE_MAX: usize = 160 << 10;
+/// How often a GET begins anew because the object was replaced before the first byte.
+const BEGUN_MAX: u32 = 8;
+
+/// An object as a look showed it.
+struct SeenObject {
+    name: Name,
+    current: VersionHead,
+    metadata: Metadata,
+    range: Range<u64>,
+    content: Content,
+}
 
 impl<D: Door> Core<D> {
     pub(crate) async fn get(
+        self: Arc<Self>,
+        bucket: &Bucket,
+        key: &Key,
+        conditions: &Conditions,
+        range: Option<ByteRange>,
+        kept: Kept,
+    ) -> Result<Found<D>> {
+        for _ in 0..BEGUN_MAX {
+            let seen = self.look_at_object(bucket, key, conditions, range).await?;
+            let SeenObject { name, current, metadata, range, content } = seen;
+            let data = match content {
+                Content::Inline(bytes) => {
+                    Data::Inline(bytes.slice(range.start as usize..range.end as usize))
+                }
+                // An upload may have had one part without bytes.
+                _ if range.is_empty() => Data::Inline(Bytes::new()),
+                content => {
+                    let (core, kept) = (self.clone(), kept.clone());
+                    let of = (name, &current);
+                    match DataReader::begin(core, of, content, range.clone(), kept).await? {
+                        Some(reader) => Data::Stored(reader),
+                        None => continue,
+                    }
+                }
+            };
+            return Ok(Found { info: current.info(), metadata, range, data });
+        }
+        Err(Failure::Unavailable { why: "others replace the object all the time".into() })
+    }
+
+    pub(crate) async fn head(
         &self,
         bucket: &Bucket,
         key: &Key,
         conditions: &Conditions,
         range: Option<ByteRange>,
-    ) -> Result<Found> {
+    ) -> Result<Found<D>> {
+        let seen = self.look_at_object(bucket, key, conditions, range).await?;
+        let SeenObject { current, metadata, range, .. } = seen;
+        Ok(Found { info: current.info(), metadata, range, data: Data::None })
+    }
+
+    /// Looks at a key, and judges all of a request on that moment.
+    async fn look_at_object(
+        &self,
+        bucket: &Bucket,
+        key: &Key,
+        conditions: &Conditions,
+        range: Option<ByteRange>,
+    ) -> Result<SeenObject> {
         let name = bucket.key_name(key)?;
-        let fields = [RecordKey::NullMeta, RecordKey::NullData];
-        let fields = fields.map(|key| Field::Record(key.encode())).to_vec();
+        let damaged = |what: String| Failure::Damaged { what: format!("{what} (key {key})") };
+        let (found, values) =
+            self.look_at_records(&name, &[RecordKey::NullMeta, RecordKey::NullData]).await?;
+        let Head { current, .. } = found.ok_or(Failure::NoSuchKey)?;
+        if current.is_hidden {
+            return Err(Failure::Hidden { version_id: current.version_id().to_string() });
+        }
+        judge_read(conditions, &current)?;
+        let range = bytes_of(range, current.size)?;
+        if !current.is_null {
+            return Err(not_yet("a GET of a key with versions"));
+        }
+        let [Some(meta), Some(content)] = &values[..] else {
+            return Err(damaged("records of the current version are not there".into()));
+        };
+        let meta = Meta::decode(meta).map_err(|bad| damaged(bad.to_string()))?;
+        if meta.encryption.is_some() || meta.acl.is_some() {
+            return Err(not_yet("a GET of an object with encryption or an ACL of its own"));
+        }
+        let content = Content::decode(content).map_err(|bad| damaged(bad.to_string()))?;
+        let size = match &content {
+            Content::Inline(bytes) => bytes.len() as u64,
+            Content::Places { places, .. } => places.iter().map(|place| place.length).sum(),
+            Content::Manifest { .. } => current.size,
+        };
+        if size != current.size || current.is_large == matches!(content, Content::Inline(_)) {
+            return Err(damaged("the data has another size than its head says".into()));
+        }
+        Ok(SeenObject { name, current, metadata: meta.metadata, range, content })
+    }
+
+    /// Returns where the data of a version is now. `None`: it is not the current one any more.
+    pub(crate) async fn content_of(
+        &self,
+        name: &Name,
+        version: VersionStamp,
+    ) -> Result<Option<Content>> {
+        let (found, values) = self.look_at_records(name, &[RecordKey::NullData]).await?;
+        let Some(Head { current, .. }) = found.filter(|head| head.current.id == version) else {
+            return Ok(None);
+        };
+        let content = values.first().and_then(Option::as_ref).map(|it| Content::decode(it));
+        match content {
+            Some(Ok(content)) if current.is_large => Ok(Some(content)),
+            _ => Err(Failure::Damaged { what: format!("a large object has no places ({name:?})") }),
+        }
+    }
+
+    /// Looks at the head of a key and at some of its records, at one moment.
+    async fn look_at_records(
+        &self,
+        name: &Name,
+        records: &[RecordKey],
+    ) -> Result<(Option<Head>, Vec<Option<Bytes>>)> {
+        let fields = records.iter().map(|key| Field::Record(key.encode())).collect();
         let reads = vec![
             Read::Data { name: name.clone(), offset: 0, length: DATA_SIZE_MAX },
-            Read::Values { name, fields, size_max: RECORDS_SIZE_MAX },
+            Read::Values { name: name.clone(), fields, size_max: RECORDS_SIZE_MAX },
         ];
         let mut answers = self.door.look(reads).await?.into_iter();
         let (found, values) = match (answers.next(), answers.next(), answers.next()) {
@@ -37,36 +148,16 @@ impl<D: Door> Core<D> {
             }
             _ => return Err(not_asked()),
         };
-        let damaged = |what: String| Failure::Damaged { what: format!("{what} (key {key})") };
-        let (_, data) = found.ok_or(Failure::NoSuchKey)?;
-        let Head { current, .. } = Head::decode(&data).map_err(|bad| damaged(bad.to_string()))?;
-        if current.is_hidden {
-            return Err(Failure::Hidden { version_id: current.version_id().to_string() });
-        }
-        judge_read(conditions, &current)?;
-        let range = bytes_of(range, current.size)?;
-        if !current.is_null {
-            return Err(Failure::NotImplemented { what: "a GET of a key with versions".into() });
-        }
-        let mut values = values.into_iter();
-        let (Some(Some(meta)), Some(Some(content))) = (values.next(), values.next()) else {
-            return Err(damaged("records of the current version are not there".into()));
-        };
-        let meta = Meta::decode(&meta).map_err(|bad| damaged(bad.to_string()))?;
-        if meta.encryption.is_some() || meta.acl.is_some() {
-            let what = "a GET of an object with encryption or an ACL of its own".into();
-            return Err(Failure::NotImplemented { what });
-        }
-        let content = Content::decode(&content).map_err(|bad| damaged(bad.to_string()))?;
-        let Content::Inline(bytes) = content else {
-            return Err(Failure::NotImplemented { what: "a GET of large data".into() });
-        };
-        if bytes.len() as u64 != current.size {
-            return Err(damaged("the data has another size than its head says".into()));
-        }
-        let inline = Some(bytes.slice(range.start as usize..range.end as usize));
-        Ok(Found { info: current.info(), metadata: meta.metadata, range, inline })
+        let Some((_, data)) = found else { return Ok((None, Vec::new())) };
+        let head = Head::decode(&data)
+            .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
+        let values = values.into_iter().map(|value| value.map(Into::into));
+        Ok((Some(head), values.collect()))
     }
+}
+
+fn not_yet(what: &str) -> Failure {
+    Failure::NotImplemented { what: what.into() }
 }
 
 /// Returns which bytes of an object are wanted.

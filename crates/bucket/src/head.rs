@@ -33,7 +33,7 @@ use std::fmt;
 
 use format::disk::bytes::{Reader, Writer};
 
-use crate::api::{Checksum, ChecksumKind, ETag, ObjectInfo};
+use crate::api::{Checksum, ChecksumKind, ChecksumShape, ETag, ObjectInfo};
 use crate::names::{VersionId, VersionStamp};
 
 /// The most bytes of a head.
@@ -119,16 +119,6 @@ pub enum ETagKind {
     Random,
 }
 
-/// Of what a checksum is.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum ChecksumShape {
-    /// Of all bytes.
-    #[default]
-    Whole,
-    /// Of the checksums of the parts.
-    Parts,
-}
-
 /// An object lock.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Lock {
@@ -180,7 +170,7 @@ impl ChecksumKind {
         }
     }
 
-    const fn number(self) -> u8 {
+    pub(crate) const fn number(self) -> u8 {
         match self {
             ChecksumKind::Crc32 => 1,
             ChecksumKind::Crc32c => 2,
@@ -190,7 +180,7 @@ impl ChecksumKind {
         }
     }
 
-    fn from_number(number: u8) -> Option<ChecksumKind> {
+    pub(crate) fn from_number(number: u8) -> Option<ChecksumKind> {
         use ChecksumKind::*;
         [Crc32, Crc32c, Sha1, Sha256, Crc64Nvme].into_iter().find(|kind| kind.number() == number)
     }
@@ -209,6 +199,7 @@ impl VersionHead {
             modified_ms: self.modified_ms,
             etag: self.etag,
             checksum: self.checksum.clone(),
+            checksum_shape: self.checksum_shape,
             owner: self.owner.clone(),
             version: self.version_id(),
         }

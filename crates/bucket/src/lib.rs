@@ -12,7 +12,10 @@
 //! | `waiting.rs` | a result that is waited for, a fair queue, the first of two futures |
 //! | `buckets.rs`, `views.rs` | buckets: create, look, delete, list; how old a view may be |
 //! | `change.rs`, `put.rs`, `delete.rs` | changes of objects |
-//! | `get.rs`, `list.rs` | reads of objects |
+//! | `get.rs`, `large.rs`, `list.rs` | reads of objects |
+//! | `multipart.rs`, `complete.rs`, `parts.rs` | uploads in parts |
+//! | `containers.rs`, `storing.rs`, `strays.rs` | data that does not lie in the index: its places, and their names |
+//! | `collector.rs` | what gives back data that no key names |
 //! | `digests.rs` | digests of bodies |
 //! | `users.rs`, `sealer.rs` | users, their keys, and how secrets are encrypted |
 //! | `access.rs` | who may do what |
@@ -24,6 +27,9 @@ pub mod access;
 mod api;
 pub mod buckets;
 mod change;
+mod collector;
+mod complete;
+mod containers;
 mod core;
 mod delete;
 mod digests;
@@ -31,14 +37,19 @@ mod door;
 mod failure;
 mod get;
 pub mod head;
+mod large;
 pub mod list;
 #[cfg(any(test, feature = "memory"))]
 pub mod memory;
+mod multipart;
 pub mod names;
+mod parts;
 mod put;
 pub mod records;
 mod sealer;
 mod service;
+mod storing;
+mod strays;
 #[cfg(test)]
 mod tests;
 mod users;
@@ -47,20 +58,27 @@ mod waiting;
 
 pub use access::{Action, may};
 pub use api::{
-    ANSWER_WITHIN, AccessKey, Bucket, ByteRange, CannedAcl, Checksum, ChecksumKind, Client,
-    Conditions, ETag, Expected, Found, ListEntry, ListPage, ListRequest, Metadata, NewObject,
-    ObjectInfo, SEND_WITHIN, TagCondition, User, Versioning,
+    ANSWER_WITHIN, AccessKey, Bucket, ByteRange, CannedAcl, Checksum, ChecksumKind, ChecksumShape,
+    Client, Completion, Conditions, Data, ETag, Expected, Found, Kept, ListEntry, ListPage,
+    ListRequest, Metadata, NamedPart, NewObject, NewPart, NewUpload, ObjectInfo, OpenUpload,
+    PartInfo, SEND_WITHIN, Settings, TagCondition, UploadId, User, Versioning,
 };
 pub use buckets::{BUCKETS_COUNT_MAX, check_bucket_name};
 pub use change::{TRIED_FOR, TRIES_MAX};
+pub use complete::can_be_whole;
 pub use core::{READ_SLOW, Result, TASKS_MAX, TASKS_OF_PG_MAX};
-pub use door::{Door, DoorError, Executed, ListQuery};
+pub use door::{ContainerId, Door, DoorError, Executed, Layout, ListQuery, Piece, Session, UNIT};
 pub use failure::Failure;
+pub use large::DataReader;
+pub use multipart::{PARTS_PAGE_MAX, PartUpload, UploadPage, UploadsRequest};
 pub use names::{
     BucketId, Group, IndexName, KEY_SIZE_MAX, Key, Locator, SPREAD_DEFAULT, SPREAD_MAX, Shards,
     VersionId, VersionStamp, place_of,
 };
-pub use put::{HEADERS_MAX, INLINE_BODY_MAX, USER_METADATA_MAX, Upload};
+pub use parts::{PART_SIZE_MIN, PARTS_SIZE_MAX};
+pub use put::{
+    BODY_MAX, HEADERS_MAX, INLINE_BODY_DEFAULT, INLINE_BODY_MAX, USER_METADATA_MAX, Upload,
+};
 pub use sealer::{SealError, Sealer};
 pub use service::Buckets;
 pub use users::{KEYS_OF_USER_MAX, SECRET_AGE_MAX, check_user_name};

@@ -25,7 +25,7 @@ pub const EMPTY_PAGE_WITHIN: Duration = Duration::from_secs(20);
 /// The most bytes of a token: a key, its end, and a byte behind it.
 const TOKEN_SIZE_MAX: usize = KEY_SIZE_MAX + 4;
 
-fn check_text(what: &str, text: &str) -> Result<()> {
+pub(crate) fn check_text(what: &str, text: &str) -> Result<()> {
     if text.len() > KEY_SIZE_MAX {
         return Err(Failure::KeyTooLong);
     }

@@ -4,7 +4,7 @@
 //!
 //! [`Pool`] alone is enough to implement [`Door`] under a runtime with a real clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use base::{Epoch, Version};
+use bytes::Bytes;
 use objects::model::{Models, listed, model};
 use objects::{Listed, Lister, Name, Operation, Page, Read, ReadAnswer, Stat, merge_pages};
 
-use crate::door::{Door, DoorError, Executed, ListQuery};
+use crate::door::{
+    ContainerId, Door, DoorError, Executed, Layout, ListQuery, Piece, Session, UNIT,
+};
 use crate::names::{Group, Locator, Shards, place_of};
 use crate::waiting::lock;
 
@@ -152,6 +155,110 @@ fn answer(objects: &Models, read: &Read) -> Result<ReadAnswer, DoorError> {
             Err(DoorError::Invalid { why: "the pool in memory has no such read".into() })
         }
     }
+}
+
+/// The containers of a data pool, in memory.
+#[derive(Default)]
+pub struct Volumes(Mutex<BTreeMap<ContainerId, BTreeMap<u64, Bytes>>>);
+
+impl Volumes {
+    /// How data lies in them: small, so that tests have many blocks and stripes.
+    pub const LAYOUT: Layout =
+        Layout { block: 4 * UNIT, stripe: 8 * UNIT, container_size: 1 << 40 };
+
+    /// Creates a container.
+    pub fn create(&self, container: ContainerId) -> Result<(), DoorError> {
+        // Who asks twice has it.
+        lock(&self.0).entry(container).or_default();
+        Ok(())
+    }
+
+    /// Removes a container.
+    pub fn remove(&self, container: ContainerId) {
+        lock(&self.0).remove(&container);
+    }
+
+    /// Writes whole units.
+    pub fn write(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<(), DoorError> {
+        let mut volumes = lock(&self.0);
+        let volume = volumes.get_mut(&container).ok_or(DoorError::Gone)?;
+        for unit in units(offset, data.len() as u64) {
+            let at = (unit * UNIT - offset) as usize;
+            volume.insert(unit, data.slice(at..at + UNIT as usize));
+        }
+        Ok(())
+    }
+
+    /// Reads whole units, all at this moment: one piece for each stripe.
+    pub fn read(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Piece>, DoorError> {
+        let volumes = lock(&self.0);
+        let volume = volumes.get(&container).ok_or(DoorError::Gone)?;
+        let mut pieces = Vec::new();
+        for range in stripes(offset, length) {
+            let length = range.end - range.start;
+            let mut bytes = Vec::with_capacity(length as usize);
+            let mut is_hole = true;
+            for unit in units(range.start, length) {
+                let data = volume.get(&unit);
+                is_hole &= data.is_none();
+                match data {
+                    Some(data) => bytes.extend_from_slice(data),
+                    None => bytes.resize(bytes.len() + UNIT as usize, 0),
+                }
+            }
+            pieces.push(if is_hole { Piece::Hole(length) } else { Piece::Data(bytes.into()) });
+        }
+        Ok(pieces)
+    }
+
+    /// Gives whole units back.
+    pub fn trim(&self, container: ContainerId, offset: u64, length: u64) -> Result<(), DoorError> {
+        let mut volumes = lock(&self.0);
+        let volume = volumes.get_mut(&container).ok_or(DoorError::Gone)?;
+        units(offset, length).for_each(|unit| drop(volume.remove(&unit)));
+        Ok(())
+    }
+
+    /// Returns all units that are stored: container and number.
+    pub fn stored(&self) -> BTreeSet<(ContainerId, u64)> {
+        let volumes = lock(&self.0);
+        let of = |(container, volume): (&ContainerId, &BTreeMap<u64, Bytes>)| {
+            let container = *container;
+            volume.keys().map(move |unit| (container, *unit)).collect::<Vec<_>>()
+        };
+        volumes.iter().flat_map(of).collect()
+    }
+}
+
+/// Returns the numbers of the units of a range. Panics if it does not consist of whole units.
+fn units(offset: u64, length: u64) -> std::ops::Range<u64> {
+    assert!(length > 0);
+    assert!(offset.is_multiple_of(UNIT) && length.is_multiple_of(UNIT));
+    assert!(offset + length <= Volumes::LAYOUT.container_size);
+    offset / UNIT..(offset + length) / UNIT
+}
+
+/// Cuts a range at stripes.
+pub(crate) fn stripes(offset: u64, length: u64) -> Vec<std::ops::Range<u64>> {
+    let (stripe, end) = (Volumes::LAYOUT.stripe, offset + length);
+    let mut ranges = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let next = end.min((at / stripe + 1) * stripe);
+        ranges.push(at..next);
+        at = next;
+    }
+    ranges
 }
 
 /// Random numbers of a seed (SplitMix64).
@@ -347,6 +454,10 @@ pub struct Faults {
     pub unknown: u64,
     /// A request is not carried out.
     pub unavailable: u64,
+    /// The session of the index pool ends.
+    pub sessions: u64,
+    /// A write or a trim is told as failed, and happens later.
+    pub late: u64,
 }
 
 /// The door of one gateway.
@@ -362,13 +473,48 @@ pub struct MemoryDoor {
     stall: Mutex<Option<(u64, Duration)>>,
     /// The PG that is down: looks at it, and all lists, are not answered.
     down: Mutex<Option<u64>>,
+    volumes: Arc<Volumes>,
+    session: Mutex<u64>,
 }
 
 impl MemoryDoor {
     /// Creates a door to a pool.
     pub fn new(pool: Arc<Pool>, runner: Runner, ahead_us: u64, faults: Faults) -> MemoryDoor {
         let (open, stall, down) = (Arc::default(), Mutex::default(), Mutex::default());
-        MemoryDoor { pool, runner, ahead_us, faults, open, stall, down }
+        let (volumes, session) = (Arc::default(), Mutex::new(runner.draw(Dice::bits)));
+        MemoryDoor { pool, runner, ahead_us, faults, open, stall, down, volumes, session }
+    }
+
+    /// Uses these containers instead of its own.
+    pub fn with_volumes(self, volumes: Arc<Volumes>) -> MemoryDoor {
+        MemoryDoor { volumes, ..self }
+    }
+
+    /// The session of the index pool is over: the next one is another.
+    pub fn end_session(&self) {
+        *lock(&self.session) = self.runner.draw(Dice::bits);
+    }
+
+    /// Does something with containers: now, or later while it is told as failed.
+    async fn change_data(
+        &self,
+        change: impl FnOnce(&Volumes) -> Result<(), DoorError> + Send + 'static,
+    ) -> Result<(), DoorError> {
+        self.pause().await;
+        self.unavailable()?;
+        if self.runner.draw(|dice| dice.is_one_of_thousand(self.faults.late)) {
+            let (runner, volumes) = (self.runner.clone(), self.volumes.clone());
+            self.runner.spawn(async move {
+                let wait_us = runner.draw(|dice| dice.below(9_000_000));
+                runner.sleep(Duration::from_micros(wait_us)).await;
+                let _ = change(&volumes);
+            });
+            self.pause().await;
+            return Err(DoorError::Unknown);
+        }
+        let changed = change(&self.volumes);
+        self.pause().await;
+        changed
     }
 
     /// Returns the runner.
@@ -510,6 +656,81 @@ impl Door for MemoryDoor {
         }
         self.pause().await;
         Ok(merge_pages(pages, query.listing.count_max, query.listing.size_max))
+    }
+
+    async fn session(&self) -> Result<Session, DoorError> {
+        if self.runner.draw(|dice| dice.is_one_of_thousand(self.faults.sessions)) {
+            self.end_session();
+        }
+        Ok(Session(*lock(&self.session)))
+    }
+
+    async fn execute_over(
+        &self,
+        session: Session,
+        operation: Operation,
+    ) -> Result<Executed, DoorError> {
+        self.pause().await;
+        if *lock(&self.session) != session.0 {
+            return Err(DoorError::Unavailable { why: "the session is over".into() });
+        }
+        self.execute(operation).await
+    }
+
+    async fn layout(&self, _data_pool: &str) -> Result<Layout, DoorError> {
+        Ok(Volumes::LAYOUT)
+    }
+
+    async fn create_container(
+        &self,
+        _data_pool: &str,
+        container: ContainerId,
+    ) -> Result<(), DoorError> {
+        self.change_data(move |volumes| volumes.create(container)).await
+    }
+
+    async fn write(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), DoorError> {
+        // Stripes are written one after the other.
+        for range in stripes(offset, data.len() as u64) {
+            let part = (range.start - offset) as usize..(range.end - offset) as usize;
+            let data = data.slice(part);
+            self.change_data(move |volumes| volumes.write(container, range.start, &data)).await?;
+        }
+        Ok(())
+    }
+
+    async fn read(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Piece>, DoorError> {
+        let mut pieces = Vec::new();
+        for range in stripes(offset, length) {
+            self.pause().await;
+            self.unavailable()?;
+            pieces.extend(self.volumes.read(container, range.start, range.end - range.start)?);
+        }
+        self.pause().await;
+        Ok(pieces)
+    }
+
+    async fn trim(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), DoorError> {
+        for range in stripes(offset, length) {
+            let length = range.end - range.start;
+            self.change_data(move |volumes| volumes.trim(container, range.start, length)).await?;
+        }
+        Ok(())
     }
 
     fn wall_us(&self) -> u64 {

@@ -522,6 +522,13 @@ const fn six_size(size: usize) -> usize {
     (size * 8).div_ceil(6)
 }
 
+/// Returns a 128-bit id as it stands in names.
+pub(crate) fn six_of(id: u128) -> Vec<u8> {
+    let mut out = Vec::with_capacity(UUID_SIZE);
+    write_six(&mut out, &ordered_long(id));
+    out
+}
+
 /// Writes bytes, six bits a byte. Zero bits in front fill up the first one.
 fn write_six(out: &mut Vec<u8>, bytes: &[u8]) {
     let count = six_size(bytes.len());

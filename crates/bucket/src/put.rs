@@ -1,5 +1,5 @@
-//! PUT. `docs/internals/buckets.md`, rules 2, 3, 4, 6, 11 and 12. A body comes in pieces; what is small lies in the
-//! record `d` beside the head, so one operation writes the object.
+//! PUT. `docs/internals/buckets.md`, rules 2, 3, 4, 6, 11 and 12. A body comes in pieces; what is short lies in the
+//! record `d` beside the head, so one operation writes the object. What is long goes into containers before.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,22 +9,32 @@ use base::planted::{self, Bug};
 use bytes::Bytes;
 use objects::{Assertion, Field, Name, ObjectChange};
 
-use crate::api::{Bucket, Checksum, Client, Conditions, ETag, Expected, NewObject, ObjectInfo};
+use crate::api::{
+    ANSWER_WITHIN, Bucket, Checksum, ChecksumShape, Client, Conditions, ETag, Expected, Metadata,
+    NewObject, ObjectInfo,
+};
 use crate::change::{
-    Change, Fate, KeyView, Verdict, check_unversioned, is_unchanged, judge_change,
+    Change, Fate, KeyView, StrayView, Verdict, check_unversioned, is_unchanged, judge_change,
 };
 use crate::core::{Core, Result};
 use crate::digests::{Digests, compare};
 use crate::door::Door;
 use crate::failure::Failure;
-use crate::head::{ChecksumShape, ETagKind, Head, KeyState, Lock, VersionHead};
+use crate::head::{ETagKind, Head, KeyState, Lock, VersionHead};
+use crate::large::Extent;
 use crate::names::{BucketId, Key, VersionStamp};
 use crate::records::{Content, Meta, RecordKey};
+use crate::storing::{OwnStray, Storing, was_collected};
+use crate::strays::{self, Stray};
 use crate::views::operation;
-use crate::waiting::lock;
+use crate::waiting::{First, first_of, lock};
 
-/// The largest body that lies beside its head, in bytes. Larger ones are not taken yet.
+/// The largest body that can lie in the index, beside its head, in bytes.
 pub const INLINE_BODY_MAX: u64 = 60 * KIB;
+/// The largest body that lies there if nothing else is said.
+pub const INLINE_BODY_DEFAULT: u64 = 16 * KIB;
+/// The most bytes that are put at once: 5 GiB, as in S3.
+pub const BODY_MAX: u64 = 5 << 30;
 /// The most bytes of names and values of user metadata.
 pub const USER_METADATA_MAX: usize = 2 << 10;
 /// The most bytes of names and values of other headers.
@@ -42,8 +52,18 @@ pub struct Upload<D: Door> {
     key: Key,
     new: NewObject,
     meta: Vec<u8>,
-    body: Vec<u8>,
+    body: Body<D>,
+    /// How many bytes have come.
+    size: u64,
     digests: Digests,
+}
+
+/// What has come of a body.
+enum Body<D: Door> {
+    /// It is short, so far.
+    Short(Vec<u8>),
+    /// It goes into containers.
+    Long(Box<Storing<D>>),
 }
 
 /// Which buckets get mostly new keys.
@@ -76,13 +96,14 @@ impl NewKeys {
     }
 }
 
-fn check_metadata(new: &NewObject) -> Result<()> {
+/// Returns the record of what is put with an object, if it is within its limits.
+pub(crate) fn encoded_meta(metadata: &Metadata) -> Result<Vec<u8>> {
     let size = |pairs: &BTreeMap<String, String>| -> usize {
         pairs.iter().map(|(name, value)| name.len() + value.len()).sum()
     };
     for (what, pairs, max) in [
-        ("user metadata", &new.metadata.user, USER_METADATA_MAX),
-        ("headers of an object", &new.metadata.headers, HEADERS_MAX),
+        ("user metadata", &metadata.user, USER_METADATA_MAX),
+        ("headers of an object", &metadata.headers, HEADERS_MAX),
     ] {
         let size = size(pairs);
         if size > max {
@@ -90,7 +111,8 @@ fn check_metadata(new: &NewObject) -> Result<()> {
             return Err(Failure::Invalid { why });
         }
     }
-    Ok(())
+    let meta = Meta { metadata: metadata.clone(), ..Meta::default() };
+    Ok(meta.encode().expect("the limits are below those of a field"))
 }
 
 impl<D: Door> Upload<D> {
@@ -104,54 +126,98 @@ impl<D: Door> Upload<D> {
         // The key must fit into a name before a body is taken.
         bucket.key_name(&key)?;
         crate::users::check_user_name(&new.owner)?;
-        check_metadata(&new)?;
+        let meta = encoded_meta(&new.metadata)?;
         check_unversioned(&bucket)?;
-        if new.length.is_some_and(|length| length > INLINE_BODY_MAX) {
-            return Err(Failure::TooLarge { size_max: INLINE_BODY_MAX });
+        let size_max = core.size_max(&bucket);
+        if new.length.is_some_and(|length| length > size_max) {
+            return Err(Failure::TooLarge { size_max });
         }
-        let meta = Meta { metadata: new.metadata.clone(), ..Meta::default() };
-        let meta = meta.encode().expect("the limits are below those of a field");
         let digests = Digests::new(new.checksum);
-        Ok(Upload { core, client, bucket, key, new, meta, body: Vec::new(), digests })
+        let body = Body::Short(Vec::new());
+        Ok(Upload { core, client, bucket, key, new, meta, body, size: 0, digests })
     }
 
-    /// Takes the next bytes of the body.
+    /// Takes the next bytes of the body. Waits while too many are on their way.
     pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
-        let size = self.body.len() as u64 + bytes.len() as u64;
-        if self.new.length.is_some_and(|length| size > length) {
+        self.size += bytes.len() as u64;
+        if self.new.length.is_some_and(|length| self.size > length) {
             return Err(Failure::IncompleteBody);
         }
-        if size > INLINE_BODY_MAX {
-            return Err(Failure::TooLarge { size_max: INLINE_BODY_MAX });
+        let size_max = self.core.size_max(&self.bucket);
+        if self.size > size_max {
+            return Err(Failure::TooLarge { size_max });
         }
         self.digests.update(&bytes);
-        self.body.extend_from_slice(&bytes);
-        Ok(())
+        let data_pool = self.core.data_pool(&self.bucket);
+        let inline_max = self.core.settings.inline_max(data_pool.is_some());
+        if let Body::Short(body) = &mut self.body {
+            body.extend_from_slice(&bytes);
+            // What is known to be long does not wait until it is.
+            if self.new.length.unwrap_or(self.size) <= inline_max {
+                return Ok(());
+            }
+            let pool = data_pool.expect("more than the most bytes were refused").to_owned();
+            let body = std::mem::take(body);
+            let (core, kept) = (self.core.clone(), self.new.kept.clone());
+            let length = self.new.length;
+            let begin = Storing::begin(core, &self.bucket, &self.key, pool, length, kept);
+            self.body = match first_of(begin, self.core.door.sleep(ANSWER_WITHIN)).await {
+                First::One(storing) => Body::Long(Box::new(storing?)),
+                First::Other(()) => {
+                    return Err(Failure::Unavailable { why: "the cluster is slow".into() });
+                }
+            };
+            let Body::Long(storing) = &mut self.body else { unreachable!("it was just set") };
+            return storing.write(&body).await;
+        }
+        let Body::Long(storing) = &mut self.body else { unreachable!("it is not short") };
+        storing.write(&bytes).await
     }
 
     /// The body is complete: puts the object, if what the client says of the body is right.
     pub async fn finish(self, expected: Expected) -> Result<ObjectInfo> {
-        let Upload { core, client, bucket, key, new, meta, body, digests } = self;
-        if new.length.is_some_and(|length| length != body.len() as u64) {
+        let Upload { core, client, bucket, key, new, meta, body, size, digests } = self;
+        if new.length.is_some_and(|length| length != size) {
             return Err(Failure::IncompleteBody);
         }
         let (md5, checksum) = digests.finish();
-        compare(&expected, &body, &md5, &checksum)?;
+        compare(&expected, &md5, &checksum)?;
         let name = bucket.key_name(&key)?;
-        let put = Put {
-            conditions: new.conditions,
-            owner: new.owner,
-            etag: ETag { md5, parts: 0 },
-            checksum,
-            size: body.len() as u64,
-            meta,
-            content: Content::Inline(body.into()).encode(),
-            random: core.door.random(),
-            judged: None,
+        let stray = core.new_stray(&bucket, &key)?;
+        let work = {
+            let (core, client, bucket) = (core.clone(), client.clone(), bucket.clone());
+            async move {
+                let (content, stored) = match body {
+                    Body::Short(body) => (Content::Inline(body.into()), None),
+                    Body::Long(mut storing) => {
+                        let stored = storing.finish().await?;
+                        let Extent { places, checksums } = stored.extent.clone();
+                        (Content::Places { places, checksums }, Some(stored))
+                    }
+                };
+                let put = Put {
+                    conditions: new.conditions,
+                    owner: new.owner,
+                    etag: ETag { md5, parts: 0 },
+                    checksum,
+                    size,
+                    meta,
+                    is_large: stored.is_some(),
+                    content: content.encode(),
+                    random: core.door.random(),
+                    stray,
+                    own: stored.as_ref().and_then(|stored| stored.stray().cloned()),
+                    judged: None,
+                };
+                let committed = core.commit(client, bucket, key, put).await;
+                if let Some(stored) = stored {
+                    stored.end(committed.is_ok()).await;
+                }
+                committed
+            }
         };
-        let commit = core.clone().commit(client.clone(), bucket.clone(), key, put);
         core.answer(&client, async {
-            let (info, was_new) = core.run(&name, commit).await?;
+            let (info, was_new) = core.run(&name, work).await?;
             core.new_keys.add(bucket.id, was_new);
             if planted::on(Bug::UndoAfterOverwrite) {
                 core.undo_if_deleted(&bucket, &name).await?;
@@ -164,6 +230,16 @@ impl<D: Door> Upload<D> {
 }
 
 impl<D: Door> Core<D> {
+    /// Returns the pool for data of a bucket that does not lie in the index.
+    pub(crate) fn data_pool<'a>(&'a self, bucket: &'a Bucket) -> Option<&'a str> {
+        bucket.data_pool.as_deref().or(self.settings.data_pool.as_deref())
+    }
+
+    /// Returns the most bytes that an object of a bucket has that is put at once.
+    fn size_max(&self, bucket: &Bucket) -> u64 {
+        if self.data_pool(bucket).is_some() { BODY_MAX } else { INLINE_BODY_MAX }
+    }
+
     /// A planted bug: removes what was put into a bucket that is being deleted, and what was there before.
     async fn undo_if_deleted(&self, bucket: &Bucket, name: &Name) -> Result<()> {
         let found = self.look_at_bucket(&bucket.name).await?.found;
@@ -184,10 +260,16 @@ struct Put {
     size: u64,
     /// The record `m`.
     meta: Vec<u8>,
+    /// Whether its data lies in containers.
+    is_large: bool,
     /// The record `d`.
     content: Vec<u8>,
     /// The random half of its version.
     random: u64,
+    /// Names the data that is replaced, if the upload has no stray of its own.
+    stray: Name,
+    /// The stray that names the data until a key does.
+    own: Option<OwnStray>,
     /// The head that was last decided.
     judged: Option<VersionHead>,
 }
@@ -197,12 +279,9 @@ impl Change for Put {
 
     fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
-        let key = found.as_ref().map_or(KeyState::default(), |(_, head)| head.key);
-        if key.has_versions
-            || key.is_indexed
-            || found.as_ref().is_some_and(|it| it.1.current.is_large)
-        {
-            let what = "a PUT over a key with versions, tags or large data".into();
+        let key = found.as_ref().map_or(KeyState::default(), |it| it.head.key);
+        if key.has_versions || key.is_indexed {
+            let what = "a PUT over a key with versions or tags".into();
             return Err(Failure::NotImplemented { what });
         }
         // Clocks may go back: the order of versions does not.
@@ -210,7 +289,7 @@ impl Change for Put {
         let current = VersionHead {
             is_hidden: false,
             is_null: true,
-            is_large: false,
+            is_large: self.is_large,
             id: VersionStamp { stamp, random: self.random },
             size: self.size,
             modified_ms: wall_us / 1000,
@@ -225,7 +304,7 @@ impl Change for Put {
         self.judged = Some(current.clone());
         let key = KeyState { null_stamp: stamp, highest_stamp: stamp, ..key };
         let assertion = match found {
-            Some((version, _)) => Assertion::Version(*version),
+            Some(seen) => Assertion::Version(seen.version),
             None => Assertion::Absent,
         };
         let set = |key: RecordKey, value: &Vec<u8>| {
@@ -236,15 +315,51 @@ impl Change for Put {
             set(RecordKey::NullMeta, &self.meta),
             set(RecordKey::NullData, &self.content),
         ];
-        Ok(Verdict::Send(operation(name, [assertion], changes)))
+        let mut commit = operation(name, [assertion], changes);
+        // What was replaced has a name until it is given back.
+        let waste = found.as_ref().and_then(|it| it.waste.clone());
+        let waste = waste.filter(|_| !planted::on(Bug::ReplacedForgotten));
+        let garbage = waste.map(Stray::Garbage);
+        match (&self.own, garbage) {
+            (Some(own), garbage) => {
+                let mut steps = strays::change(&own.name, own.version, garbage.as_ref());
+                if planted::on(Bug::CommitWithoutStray) {
+                    steps.assertions.clear();
+                }
+                commit.objects.push(steps);
+            }
+            (None, Some(garbage)) => commit.objects.push(strays::create(&self.stray, &garbage)),
+            (None, None) => {}
+        }
+        Ok(Verdict::Send(commit))
     }
 
-    fn fate(&self, before: &KeyView, now: &KeyView) -> Fate {
-        match now {
-            Some((_, head)) if head.current.id.random == self.random => Fate::Done,
-            _ if is_unchanged(before, now) => Fate::NotDone,
+    fn fate(&self, before: &KeyView, now: &KeyView, stray: &StrayView) -> Fate {
+        if now.as_ref().is_some_and(|it| it.head.current.id.random == self.random) {
+            return Fate::Done;
+        }
+        if is_unchanged(before, now) {
+            return Fate::NotDone;
+        }
+        // Somebody has changed the key since. The stray of the upload may still tell.
+        match (&self.own, stray) {
+            (Some(own), Some((version, _))) if *version == own.version => Fate::NotDone,
+            // The commit alone writes other places into it; the collector does not.
+            (Some(own), Some((_, Stray::Garbage(waste)))) if !own.is(waste) => Fate::Done,
             _ => Fate::Open,
         }
+    }
+
+    fn stray(&self) -> Option<&Name> {
+        self.own.as_ref().map(|own| &own.name)
+    }
+
+    fn on_open(&mut self) {
+        self.own.iter().for_each(OwnStray::on_open);
+    }
+
+    fn refused(&self, object: usize) -> Option<Failure> {
+        self.own.as_ref().filter(|_| object > 0).map(|_| was_collected())
     }
 
     fn is_conditional(&self) -> bool {

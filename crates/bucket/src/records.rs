@@ -35,11 +35,14 @@ use bytes::Bytes;
 use format::disk::bytes::{Reader, Writer};
 
 use crate::api::{CannedAcl, Metadata};
+use crate::door::UNIT;
 use crate::head::BadBytes;
 use crate::names::{VersionStamp, number, ordered};
 
 /// The most places of an object that was put at once.
 pub const PLACES_MAX: usize = 8;
+/// No place ends behind this, in bytes: containers are smaller.
+pub const PLACE_END_MAX: u64 = 1 << 50;
 /// The most parts of an upload.
 pub const PARTS_MAX: u32 = 10_000;
 
@@ -153,6 +156,23 @@ pub struct Place {
     pub offset: u64,
     /// The bytes of data in it.
     pub length: u64,
+}
+
+impl Place {
+    pub(crate) fn write(&self, out: &mut Writer) {
+        out.u128(self.container);
+        out.u64(self.offset);
+        out.u64(self.length);
+    }
+
+    /// Reads what `write` wrote. `None`: there can be no such place.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Option<Place> {
+        let place = Place { container: from.u128()?, offset: from.u64()?, length: from.u64()? };
+        let end = place.offset.checked_add(place.length)?;
+        let is_valid =
+            place.length > 0 && place.offset.is_multiple_of(UNIT) && end <= PLACE_END_MAX;
+        is_valid.then_some(place)
+    }
 }
 
 impl Meta {
@@ -273,11 +293,7 @@ impl Content {
                 assert!(Some(checksums.len() as u64) == checksums_count(places));
                 out.u8(PLACES);
                 out.u8(places.len() as u8);
-                for place in places {
-                    out.u128(place.container);
-                    out.u64(place.offset);
-                    out.u64(place.length);
-                }
+                places.iter().for_each(|place| place.write(&mut out));
                 checksums.iter().for_each(|checksum| out.u32(*checksum));
             }
             Content::Manifest { upload, count, part_size } => {
@@ -316,11 +332,8 @@ fn decode_content(bytes: &[u8]) -> Option<Content> {
             if !(1..=PLACES_MAX).contains(&count) {
                 return None;
             }
-            let mut places = Vec::with_capacity(count);
-            for _ in 0..count {
-                let (container, offset, length) = (from.u128()?, from.u64()?, from.u64()?);
-                places.push(Place { container, offset, length });
-            }
+            let places: Vec<Place> =
+                (0..count).map(|_| Place::read(&mut from)).collect::<Option<_>>()?;
             let mut checksums = Vec::new();
             while !from.is_at_end() {
                 checksums.push(from.u32()?);

@@ -8,13 +8,17 @@
 use std::sync::Arc;
 
 use crate::api::{
-    AccessKey, Bucket, ByteRange, CannedAcl, Client, Conditions, Found, ListPage, ListRequest,
-    NewObject, User,
+    AccessKey, Bucket, ByteRange, CannedAcl, Client, Completion, Conditions, Found, Kept, ListPage,
+    ListRequest, NewObject, NewPart, NewUpload, ObjectInfo, OpenUpload, PartInfo, Settings,
+    UploadId, User,
 };
 use crate::buckets::check_bucket_name;
+#[cfg(test)]
+use crate::collector::{Collected, Collector};
 use crate::core::{Core, Result, encode};
 use crate::door::Door;
 use crate::failure::Failure;
+use crate::multipart::{PartUpload, UploadPage, UploadsRequest};
 use crate::names::{IndexName, Key};
 use crate::put::Upload;
 use crate::sealer::Sealer;
@@ -27,8 +31,21 @@ pub struct Buckets<D: Door> {
 
 impl<D: Door> Buckets<D> {
     /// Creates it. Nothing is read.
-    pub fn new(door: Arc<D>, sealer: Sealer) -> Arc<Buckets<D>> {
-        Arc::new(Buckets { core: Arc::new(Core::new(door, sealer)) })
+    pub fn new(door: Arc<D>, sealer: Sealer, settings: Settings) -> Arc<Buckets<D>> {
+        Arc::new(Buckets { core: Arc::new(Core::new(door, sealer, settings)) })
+    }
+
+    /// Gives back, for as long as it is polled, what no object names any more: data that was replaced or
+    /// deleted, and that of uploads that never ended. Every gateway runs this; one of them does the work.
+    pub async fn collect(&self) {
+        self.core.clone().collect().await;
+    }
+
+    /// Goes over all strays once, as a collector that has the lease does every 30 s. A collector is a value:
+    /// what it saw before tells it which uploads stand still.
+    #[cfg(test)]
+    pub(crate) async fn collect_once(&self, collector: &mut Collector) -> Result<Collected> {
+        self.core.collect_once(collector).await
     }
 
     /// Creates a bucket. `spread`: in how many shards its keys lie; a power of two from 1 to 4,096.
@@ -100,16 +117,98 @@ impl<D: Door> Buckets<D> {
         Upload::new(self.core.clone(), client, bucket, key, new)
     }
 
-    /// Returns an object, for GET and HEAD.
+    /// Returns an object, for GET. `kept`: what is kept until no byte of it is held any more.
     pub async fn get(
         &self,
         bucket: &Bucket,
         key: &Key,
         conditions: &Conditions,
         range: Option<ByteRange>,
-    ) -> Result<Found> {
+        kept: Kept,
+    ) -> Result<Found<D>> {
+        let (object, core) = (bucket.key_name(key)?, self.core.clone());
+        let get = core.get(bucket, key, conditions, range, kept);
+        self.core.read_within(Some(&object), get).await
+    }
+
+    /// Returns what is known of an object, for HEAD: as `get`, without its bytes.
+    pub async fn head(
+        &self,
+        bucket: &Bucket,
+        key: &Key,
+        conditions: &Conditions,
+        range: Option<ByteRange>,
+    ) -> Result<Found<D>> {
         let object = bucket.key_name(key)?;
-        self.core.read_within(Some(&object), self.core.get(bucket, key, conditions, range)).await
+        self.core.read_within(Some(&object), self.core.head(bucket, key, conditions, range)).await
+    }
+
+    /// Begins an upload in parts.
+    pub async fn begin_upload(
+        &self,
+        client: &Client,
+        bucket: &Bucket,
+        key: &Key,
+        new: NewUpload,
+    ) -> Result<UploadId> {
+        self.core.begin_upload(client, bucket, key, new).await
+    }
+
+    /// Begins to put a part of an upload.
+    pub async fn begin_part(
+        &self,
+        client: Client,
+        bucket: &Bucket,
+        key: &Key,
+        part: (UploadId, u16),
+        new: NewPart,
+    ) -> Result<PartUpload<D>> {
+        let waits = client.clone();
+        let begin = self.core.begin_part(client, bucket, key, part, new);
+        self.core.answer(&waits, begin).await
+    }
+
+    /// Makes the parts of an upload an object.
+    pub async fn complete_upload(
+        &self,
+        client: &Client,
+        bucket: &Bucket,
+        key: &Key,
+        upload: UploadId,
+        completion: Completion,
+    ) -> Result<ObjectInfo> {
+        self.core.complete_upload(client, bucket, key, upload, completion).await
+    }
+
+    /// Gives an upload up: its parts are gone.
+    pub async fn abort_upload(
+        &self,
+        client: &Client,
+        bucket: &Bucket,
+        key: &Key,
+        upload: UploadId,
+    ) -> Result<()> {
+        self.core.abort_upload(client, bucket, key, upload).await
+    }
+
+    /// Returns an open upload and a page of its parts: those behind a number. The last value is the
+    /// `after` of the next page.
+    pub async fn parts(
+        &self,
+        bucket: &Bucket,
+        key: &Key,
+        upload: UploadId,
+        after: u16,
+        count_max: usize,
+    ) -> Result<(OpenUpload, Vec<PartInfo>, Option<u16>)> {
+        let list = self.core.list_parts(bucket, key, upload, after, count_max);
+        let object = bucket.key_name(key)?;
+        self.core.read_within(Some(&object), list).await
+    }
+
+    /// Lists the open uploads of a bucket.
+    pub async fn uploads(&self, bucket: &Bucket, request: &UploadsRequest) -> Result<UploadPage> {
+        self.core.read_within(None, self.core.list_uploads(bucket, request)).await
     }
 
     /// Deletes an object. One that is not there is deleted already.

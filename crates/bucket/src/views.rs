@@ -4,7 +4,7 @@
 //!   b   format (1): 1 | state (1): 0 live, 1 deleting | ACL (1) | versioning (1) | spread (2) | zeros (2)
 //!       | id (8) | created (8), in ms | mark (8), 0 if live | field ...
 //!       field: number (1) | size (2) | bytes, in the order of numbers
-//!         1 owner;   from 128 on: may be passed by who does not know it, and stays
+//!         1 owner; 2 data pool, if it has one;   from 128 on: may be passed by who does not know it, and stays
 //! ```
 //!
 //! A view is as old as the sending of its look. Whoever deletes a bucket marks it, waits twice as long as a view
@@ -47,6 +47,7 @@ const VIEWS_MAX: usize = 10_000;
 
 const FORMAT: u8 = 1;
 const OWNER: u8 = 1;
+const DATA_POOL: u8 = 2;
 const OPTIONAL: u8 = 128;
 
 /// What the object `b` has.
@@ -78,7 +79,8 @@ pub(crate) struct Views {
 
 impl BucketRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let Bucket { id, owner, created_ms, acl, spread, versioning, .. } = &*self.bucket;
+        let Bucket { id, owner, created_ms, acl, spread, versioning, data_pool, .. } =
+            &*self.bucket;
         let mut out = Writer::default();
         out.u8(FORMAT);
         out.u8(self.mark.is_some().into());
@@ -89,7 +91,8 @@ impl BucketRecord {
         out.u64(id.get());
         out.u64(*created_ms);
         out.u64(self.mark.unwrap_or(0));
-        let fields = [(OWNER, owner.as_bytes())].into_iter();
+        let data_pool = data_pool.iter().map(|pool| (DATA_POOL, pool.as_bytes()));
+        let fields = [(OWNER, owner.as_bytes())].into_iter().chain(data_pool);
         let others = self.others.iter().map(|(number, bytes)| (*number, &bytes[..]));
         for (number, bytes) in fields.chain(others) {
             field(&mut out, number, bytes).expect("names and fields that were read are short");
@@ -129,8 +132,13 @@ fn decode(name: &str, bytes: &[u8]) -> Option<BucketRecord> {
     let (number, owner) = read_field(&mut from)?;
     let owner = std::str::from_utf8(owner).ok().filter(|_| number == OWNER)?.to_owned();
     let mut others: Vec<(u8, Vec<u8>)> = Vec::new();
+    let mut data_pool = None;
     while !from.is_at_end() {
         let (number, bytes) = read_field(&mut from)?;
+        if number == DATA_POOL && data_pool.is_none() && others.is_empty() {
+            data_pool = Some(std::str::from_utf8(bytes).ok()?.to_owned());
+            continue;
+        }
         let last = others.last().map_or(OPTIONAL, |(last, _)| *last);
         if number < last {
             return None;
@@ -138,7 +146,7 @@ fn decode(name: &str, bytes: &[u8]) -> Option<BucketRecord> {
         others.push((number, bytes.to_vec()));
     }
     let name = name.to_owned();
-    let bucket = Bucket { name, id, owner, created_ms, acl, spread, versioning };
+    let bucket = Bucket { name, id, owner, created_ms, acl, spread, versioning, data_pool };
     Some(BucketRecord { bucket: Arc::new(bucket), mark, others })
 }
 
@@ -307,6 +315,7 @@ mod tests {
             acl: CannedAcl::PublicRead,
             spread: 16,
             versioning: Versioning::Suspended,
+            data_pool: Some("fast".into()),
         };
         let others = vec![(130, vec![1, 2])];
         BucketRecord { bucket: Arc::new(bucket), mark: Some(0xa0a1), others }
@@ -318,7 +327,7 @@ mod tests {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let golden = "0101010210000000080706050403020101000000900100\
                       00a1a00000000000000103\
-                      00616e6e8202000102";
+                      00616e6e020400666173748202000102";
         assert_eq!(hex, golden);
         assert_eq!(BucketRecord::decode("photos", &bytes), Ok(record()));
     }

@@ -73,8 +73,8 @@ impl<T> Drop for Giver<T> {
 }
 
 impl<T> Taker<T> {
-    /// Waits for it. `None`: nobody gives it any more.
-    pub(crate) async fn take(self) -> Option<T> {
+    /// Waits for it. `None`: nobody gives it any more, or it was taken.
+    pub(crate) async fn take(&self) -> Option<T> {
         poll_fn(|context| {
             let mut slot = lock(&self.0);
             if slot.is_over {

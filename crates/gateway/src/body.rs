@@ -21,7 +21,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::chunks::{ChunkFault, Chunks};
 use crate::connection::Activity;
 use crate::exchange::{BodyFault, Exchange};
-use crate::limits::{Limits, PIECE_SIZE_MAX, Share, Supply};
+use crate::limits::{Limits, PIECE_SIZE_MAX, Share};
+use crate::memory::RequestMemory;
 
 /// The error of a body of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,28 +42,30 @@ pub struct RequestBody<B> {
     exchange: Arc<Exchange>,
     chunks: Option<Chunks>,
     limits: Arc<Limits>,
-    memory: Supply,
-    /// The memory that the request has, and how much that is.
-    shares: Vec<Share>,
-    taken: usize,
+    memory: Arc<RequestMemory>,
     /// When enough must have come, and how much has come since the last time.
     timer: Option<Pin<Box<Sleep>>>,
     came: u64,
+    /// When the last frame was given on: until the next one is asked for, it is not the client that is slow.
+    given: Option<Instant>,
 }
 
 impl<B> RequestBody<B> {
-    /// Watches a body. `chunks`: it has the form `aws-chunked`. `share`: the memory for it.
+    /// Watches a body. `chunks`: it has the form `aws-chunked`.
     pub fn new(
         inner: B,
         exchange: Arc<Exchange>,
         chunks: Option<Chunks>,
         limits: Arc<Limits>,
-        (memory, share): (Supply, Option<Share>),
+        memory: Arc<RequestMemory>,
     ) -> RequestBody<B> {
-        let taken = limits.memory_of_request;
-        let shares = share.into_iter().collect();
-        let timer = None;
-        RequestBody { inner, exchange, chunks, limits, memory, shares, taken, timer, came: 0 }
+        let (timer, given) = (None, None);
+        RequestBody { inner, exchange, chunks, limits, memory, timer, came: 0, given }
+    }
+
+    /// Returns the memory that the request has.
+    pub fn memory(&self) -> &Arc<RequestMemory> {
+        &self.memory
     }
 
     fn fail(&mut self, fault: BodyFault) -> BodyError {
@@ -79,14 +82,10 @@ impl<B> RequestBody<B> {
         if let Err(fault) = result {
             return Err(self.fail(fault.into()));
         }
-        if longest > self.taken {
-            match self.memory.take(longest - self.taken) {
-                Some(share) => self.shares.push(share),
-                None => return Err(self.fail(BodyFault::NoMemory)),
-            }
-            self.taken = longest;
+        match self.memory.grow_to(longest) {
+            true => Ok(()),
+            false => Err(self.fail(BodyFault::NoMemory)),
         }
-        Ok(())
     }
 
     fn on_end(&mut self) -> Result<(), BodyError> {
@@ -95,6 +94,14 @@ impl<B> RequestBody<B> {
         }
         self.exchange.on_last_byte();
         Ok(())
+    }
+
+    /// The next frame is asked for.
+    fn on_asked(&mut self) {
+        if let (Some(given), Some(timer)) = (self.given.take(), &mut self.timer) {
+            let until = timer.deadline() + given.elapsed();
+            timer.as_mut().reset(until);
+        }
     }
 
     /// Whether too little came for too long.
@@ -133,8 +140,10 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
+        this.on_asked();
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
+                this.given = Some(Instant::now());
                 let result = frame.data_ref().map_or(Ok(()), |bytes| this.on_bytes(bytes));
                 Poll::Ready(Some(result.map(|()| frame)))
             }
@@ -289,6 +298,7 @@ mod tests {
 
     use super::*;
     use crate::exchange::Target;
+    use crate::limits::Supply;
     use crate::percent::Query;
 
     /// A body of pieces, each after a pause of some seconds.
@@ -319,18 +329,27 @@ mod tests {
         }
     }
 
+    fn body(
+        pieces: &[(u64, &'static [u8])],
+        declared: Option<u64>,
+        memory: usize,
+    ) -> (RequestBody<Pieces>, Arc<Exchange>) {
+        let request = (Method::PUT, "/b/k".to_string());
+        let (target, query) = (Target::default(), Query::default());
+        let exchange = Exchange::new("1".to_string(), None, request, target, query);
+        let limits = Arc::new(Limits::default());
+        let memory = RequestMemory::take(&Supply::new(4 + memory), 4).expect("there is more");
+        let chunks = declared.map(Chunks::new);
+        let pieces = Pieces::new(pieces);
+        (RequestBody::new(pieces, exchange.clone(), chunks, limits, memory), exchange)
+    }
+
     async fn collected(
         pieces: &[(u64, &'static [u8])],
         declared: Option<u64>,
         memory: usize,
     ) -> Result<Bytes, Option<BodyFault>> {
-        let request = (Method::PUT, "/b/k".to_string());
-        let (target, query) = (Target::default(), Query::default());
-        let exchange = Exchange::new("1".to_string(), None, request, target, query);
-        let limits = Arc::new(Limits { memory_of_request: 4, ..Limits::default() });
-        let memory = (Supply::new(memory), None);
-        let chunks = declared.map(Chunks::new);
-        let body = RequestBody::new(Pieces::new(pieces), exchange.clone(), chunks, limits, memory);
+        let (body, exchange) = body(pieces, declared, memory);
         match body.collect().await {
             Ok(all) => Ok(all.to_bytes()),
             Err(_) => Err(exchange.fault()),
@@ -348,6 +367,18 @@ mod tests {
         assert_eq!(collected(&trickle, None, 0).await, Err(Some(BodyFault::Slow)));
         let steady: Vec<(u64, &'static [u8])> = (0..60).map(|_| (20, LONG)).collect();
         assert!(collected(&steady, None, 0).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_waits_for_the_cluster_is_not_late() {
+        let pieces: Vec<(u64, &'static [u8])> = vec![(1, b"x"); 20];
+        let (mut body, _) = body(&pieces, None, 0);
+        for _ in &pieces {
+            let frame = body.frame().await.expect("a frame");
+            assert!(frame.is_ok(), "the client is not slow");
+            tokio::time::sleep(Duration::from_secs(40)).await;
+        }
+        assert!(body.frame().await.is_none());
     }
 
     #[tokio::test]

@@ -4,19 +4,22 @@
 //!   1. An operation is sent once. If the session ended before it was answered, its outcome is unknown.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use base::hash::pg_of_hash;
-use bucket::{Door, DoorError, Executed, ListQuery};
-use client::Client;
+use bucket::{ContainerId, Door, DoorError, Executed, Layout, ListQuery, Piece, Session};
+use bytes::Bytes;
 use client::objects::{Listed, ObjectError, ObjectPool, Operation, Page};
+use client::{Client, Config};
 use cluster::message::Failure;
 use objects::{Name, NameHash, Read, ReadAnswer};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::clock;
+use crate::containers::Containers;
 
 /// What is not sent by then is never sent.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
@@ -25,7 +28,7 @@ const OPEN_TIME: Duration = Duration::from_secs(25);
 /// How often a read is sent again over a new session.
 const SESSIONS_MAX: u32 = 3;
 
-/// An index pool of a cluster.
+/// An index pool of a cluster, and containers beside it.
 pub struct ClusterDoor {
     client: Client,
     pool: String,
@@ -34,13 +37,18 @@ pub struct ClusterDoor {
     pg_count: AtomicU32,
     /// The open pool, and how many were opened before it.
     open: tokio::sync::Mutex<(u64, Option<ObjectPool>)>,
+    containers: Arc<Containers>,
 }
 
 impl ClusterDoor {
     /// Knows the pool, which is opened at the first request.
-    pub fn new(client: Client, pool: String, runtime: Handle) -> ClusterDoor {
-        let open = tokio::sync::Mutex::new((0, None));
-        ClusterDoor { client, pool, runtime, pg_count: AtomicU32::new(0), open }
+    ///
+    /// Errors: `io_uring` (it does not work on this system).
+    pub fn new(config: &Config, pool: String, runtime: Handle) -> Result<ClusterDoor, Failure> {
+        let client = Client::start(config)?;
+        let (pg_count, open) = (AtomicU32::new(0), tokio::sync::Mutex::new((0, None)));
+        let containers = Containers::new(config, &runtime);
+        Ok(ClusterDoor { client, pool, runtime, pg_count, open, containers })
     }
 
     /// Returns the open pool, and its number.
@@ -68,6 +76,23 @@ impl ClusterDoor {
         }
     }
 
+    /// Carries out an operation over the session of this pool.
+    async fn execute_in(
+        &self,
+        (number, pool): (u64, ObjectPool),
+        operation: &Operation,
+    ) -> Result<Executed, DoorError> {
+        match pool.execute(operation).await {
+            Ok(done) => Ok(Executed { version: done.version, results: done.results }),
+            Err(error) => {
+                if error == ObjectError::Ended {
+                    self.forget(number).await;
+                }
+                Err(error_of(error))
+            }
+        }
+    }
+
     /// The session of this pool is over: the next request opens it anew.
     async fn forget(&self, number: u64) {
         let mut open = self.open.lock().await;
@@ -75,6 +100,10 @@ impl ClusterDoor {
             open.1 = None;
         }
     }
+}
+
+fn session_of(pool: &ObjectPool) -> Session {
+    Session(pool.session().get())
 }
 
 /// A list would ask for keys at the wrong places.
@@ -128,16 +157,8 @@ impl Door for ClusterDoor {
     }
 
     async fn execute(&self, operation: Operation) -> Result<Executed, DoorError> {
-        let (number, pool) = self.pool().await?;
-        match pool.execute(&operation).await {
-            Ok(done) => Ok(Executed { version: done.version, results: done.results }),
-            Err(error) => {
-                if error == ObjectError::Ended {
-                    self.forget(number).await;
-                }
-                Err(error_of(error))
-            }
-        }
+        let open = self.pool().await?;
+        self.execute_in(open, &operation).await
     }
 
     async fn list(&self, query: ListQuery) -> Result<Page<Listed>, DoorError> {
@@ -159,6 +180,63 @@ impl Door for ClusterDoor {
                 Ok(page) => return Ok(page),
             }
         }
+    }
+
+    async fn session(&self) -> Result<Session, DoorError> {
+        let (_, pool) = self.pool().await?;
+        Ok(session_of(&pool))
+    }
+
+    async fn execute_over(
+        &self,
+        session: Session,
+        operation: Operation,
+    ) -> Result<Executed, DoorError> {
+        let open = self.pool().await?;
+        if session_of(&open.1) != session {
+            let why = format!("the session with pool {} is over", self.pool);
+            return Err(DoorError::Unavailable { why });
+        }
+        self.execute_in(open, &operation).await
+    }
+
+    async fn layout(&self, data_pool: &str) -> Result<Layout, DoorError> {
+        self.containers.layout(data_pool).await
+    }
+
+    async fn create_container(
+        &self,
+        data_pool: &str,
+        container: ContainerId,
+    ) -> Result<(), DoorError> {
+        self.containers.create(data_pool, container).await
+    }
+
+    async fn write(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), DoorError> {
+        self.containers.write(container, offset, data).await
+    }
+
+    async fn read(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Piece>, DoorError> {
+        self.containers.read(container, offset, length).await
+    }
+
+    async fn trim(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), DoorError> {
+        self.containers.trim(container, offset, length).await
     }
 
     fn pg_of(&self, name: &Name) -> u64 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::TraceEvent;
 use bucket::{Buckets, Sealer};
-use client::{Client, Config};
+use client::Config;
 use cluster::message::Failure;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +26,10 @@ pub struct Settings {
     pub listen: Vec<String>,
     /// The pool that has buckets, keys and users.
     pub index_pool: String,
+    /// The pool of volumes that has large data. `None`: objects are as large as the index takes them.
+    pub data_pool: Option<String>,
+    /// Bodies of up to so many bytes lie in the index.
+    pub inline_max: u64,
     /// The region that signatures name.
     pub region: String,
     /// Hosts below which a bucket's name may stand.
@@ -60,31 +64,33 @@ fn buckets(
     config: &Config,
     pool: &str,
     handle: &Handle,
+    settings: bucket::Settings,
 ) -> Result<Arc<Buckets<ClusterDoor>>, Failure> {
-    let client = Client::start(config)?;
-    let door = ClusterDoor::new(client, pool.to_string(), handle.clone());
-    Ok(Buckets::new(Arc::new(door), Sealer::new(config.key.bytes())))
+    let door = ClusterDoor::new(config, pool.to_string(), handle.clone())?;
+    Ok(Buckets::new(Arc::new(door), Sealer::new(config.key.bytes()), settings))
 }
 
 /// Runs a gateway until a signal to stop arrives, and all requests are finished.
 ///
 /// Errors: `io` (it cannot listen), `tls` (certificate or key cannot be used), `io_uring`.
 pub fn run(config: &Config, settings: Settings) -> Result<(), Failure> {
-    let Settings { index_pool, region, domains, threads, .. } = settings;
+    let Settings { index_pool, data_pool, inline_max, region, domains, threads, .. } = settings;
     let runtime = runtime(threads)?;
     let tls =
         settings.tls.map(Tls::new).transpose().map_err(|why| {
             failure("tls", why, "give the PEM files of a certificate and its key")
         })?;
     let tls = tls.map(Arc::new);
-    let buckets = buckets(config, &index_pool, runtime.handle())?;
+    let kept = bucket::Settings { data_pool, inline_max, ..bucket::Settings::default() };
+    let buckets = buckets(config, &index_pool, runtime.handle(), kept)?;
     let domains = domains.into_iter().map(|domain| domain.to_ascii_lowercase()).collect();
     let users = Users::new(buckets.clone());
+    let collected = buckets.clone();
     let shared = Arc::new(Shared { buckets, users, region, domains });
     let limits = Arc::new(settings.limits);
     let service = Service::new(Wire::new(shared), limits.clone());
     let (stop, stopped) = watch::channel(false);
-    let server = Server::new(service, limits, tls.clone(), stopped);
+    let server = Server::new(service, limits, tls.clone(), stopped.clone());
     let cannot_listen = |error: std::io::Error| {
         let message = format!("cannot listen on {}: {error}", settings.listen.join(", "));
         failure("io", message, "choose another address with --listen")
@@ -107,6 +113,13 @@ pub fn run(config: &Config, settings: Settings) -> Result<(), Failure> {
             io::log::write(&TraceEvent::info("the gateway stops"));
             let _ = stop.send(true);
         });
+        let mut stopped = stopped;
+        tokio::spawn(async move {
+            tokio::select! {
+                () = collected.collect() => {}
+                _ = stopped.wait_for(|stop| *stop) => {}
+            }
+        });
         server.serve(listeners).await;
         Ok(())
     })?;
@@ -118,7 +131,8 @@ impl Offline {
     /// Opens the buckets of a cluster.
     pub fn open(config: &Config, index_pool: &str) -> Result<Offline, Failure> {
         let runtime = runtime(1)?;
-        let buckets = buckets(config, index_pool, runtime.handle())?;
+        let settings = bucket::Settings::default();
+        let buckets = buckets(config, index_pool, runtime.handle(), settings)?;
         Ok(Offline { runtime, buckets })
     }
 

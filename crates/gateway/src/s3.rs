@@ -26,11 +26,13 @@ use std::sync::Arc;
 
 use bucket::{Action, Bucket, Buckets, Door, Key, may};
 use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
+use crate::memory::RequestMemory;
 pub use list::LISTED_COUNT_MAX;
 use users::Users;
 
@@ -54,23 +56,40 @@ pub struct Asked<'a> {
     pub headers: &'a HeaderMap,
     /// The user who signed it.
     pub user: Option<&'a str>,
+    /// The memory that it has.
+    pub memory: Arc<RequestMemory>,
 }
 
 /// An answer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Answer {
     /// Its status.
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
     /// Its body.
-    pub body: Bytes,
+    pub body: Payload,
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub enum Payload {
+    /// Here it is.
+    Bytes(Bytes),
+    /// It is read as the client takes it.
+    Stored(UnsyncBoxBody<Bytes, bucket::Failure>),
+}
+
+impl<B: Into<Bytes>> From<B> for Payload {
+    fn from(bytes: B) -> Payload {
+        Payload::Bytes(bytes.into())
+    }
 }
 
 impl Answer {
     /// Creates an answer without a body.
     pub fn new(status: StatusCode) -> Answer {
-        Answer { status, headers: HeaderMap::new(), body: Bytes::new() }
+        Answer { status, headers: HeaderMap::new(), body: Bytes::new().into() }
     }
 
     /// Creates an answer that is an XML document.

@@ -20,6 +20,7 @@ use crate::errors::Refusal;
 use crate::exchange::{Exchange, Target};
 use crate::front;
 use crate::limits::{LISTED_SIZE, Limits, Supply};
+use crate::memory::RequestMemory;
 use crate::percent::Query;
 use crate::s3::wire::{AnswerBytes, Wire, refused, response_of};
 use crate::s3::{Answer, LISTED_COUNT_MAX};
@@ -46,6 +47,12 @@ impl<D: Door> Service<D> {
         Service { wire, limits, requests, memory, process, last: AtomicU32::new(0) }
     }
 
+    /// Returns the memory that all requests have.
+    #[cfg(test)]
+    pub fn memory(&self) -> &Supply {
+        &self.memory
+    }
+
     /// Answers a request.
     pub async fn answer<B>(
         &self,
@@ -57,7 +64,7 @@ impl<D: Door> Service<D> {
         B: Body<Data = Bytes> + Send + Sync + Unpin + 'static,
         B::Error: Error + Send + Sync + 'static,
     {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let body = Drained::new(body, &parts.headers, activity, self.limits.body_time);
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:08X}{number:08X}", self.process);
@@ -68,7 +75,7 @@ impl<D: Door> Service<D> {
         let response = if exchange.method == Method::GET && exchange.path == HEALTH {
             let mut answer = Answer::new(StatusCode::OK);
             answer.set("content-type", "text/plain");
-            answer.body = Bytes::from_static(b"ok\n");
+            answer.body = Bytes::from_static(b"ok\n").into();
             response_of(answer)
         } else if !has_room {
             refused(&Refusal::slow_down("Please reduce your request rate."), &exchange)
@@ -76,7 +83,10 @@ impl<D: Door> Service<D> {
             let region = &self.wire.shared().region;
             let checked = understood.and_then(|()| front::check(&parts, &exchange.query, region));
             match checked.and_then(|()| self.body(&parts.headers, body, &exchange)) {
-                Ok(body) => self.answer_checked(Request::from_parts(parts, body), &exchange).await,
+                Ok(body) => {
+                    parts.extensions.insert(body.memory().clone());
+                    self.answer_checked(Request::from_parts(parts, body), &exchange).await
+                }
                 Err(refusal) => refused(&refusal, &exchange),
             }
         };
@@ -161,10 +171,9 @@ impl<D: Door> Service<D> {
         if body.is_end_stream() {
             exchange.on_last_byte();
         }
-        let share = self.memory.take(size).ok_or_else(|| {
+        let memory = RequestMemory::take(&self.memory, size).ok_or_else(|| {
             Refusal::slow_down("Too many bodies are on their way. Please reduce your request rate.")
         })?;
-        let memory = (self.memory.clone(), Some(share));
         Ok(RequestBody::new(body, exchange.clone(), chunks, self.limits.clone(), memory))
     }
 }

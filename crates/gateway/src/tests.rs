@@ -3,6 +3,7 @@
 mod bodies;
 mod buckets;
 mod guards;
+mod large;
 mod objects;
 mod rig;
 mod server;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use base::size::Size;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::listen::parse_listen;
@@ -13,7 +14,8 @@ pub const INDEX_POOL: &str = "gateway";
 pub const REGION: &str = "us-east-1";
 
 pub(super) const GATEWAY_EXAMPLE: &str = "Examples:
-  ashlar gateway --listen tcp:0.0.0.0:9000
+  ashlar gateway --listen tcp:0.0.0.0:9000 --data-pool default
+  ashlar gateway --data-pool archive --inline-max 60KiB
   ashlar gateway --listen tcp:0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem --domain s3.example.com";
 
 /// `gateway`
@@ -25,6 +27,12 @@ pub struct GatewayArgs {
     /// Pool of objects that has buckets, keys and users
     #[arg(long, value_name = "POOL", default_value = INDEX_POOL)]
     pub index_pool: String,
+    /// Pool of volumes for the data of large objects; without it an object has at most 60 KiB
+    #[arg(long, value_name = "POOL")]
+    pub data_pool: Option<String>,
+    /// Objects of up to this size lie in the index pool: at most 60KiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_inline, default_value = "16KiB")]
+    pub inline_max: Size,
     /// Region that signatures must name
     #[arg(long, default_value = REGION)]
     pub region: String,
@@ -52,6 +60,12 @@ fn parse_tcp(text: &str) -> Result<String, String> {
         place if place.starts_with("tcp:") => Ok(place),
         _ => Err(format!("{text:?} is not an address to listen on: write tcp:[HOST]:PORT")),
     }
+}
+
+fn parse_inline(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+    let max = Size(bucket::INLINE_BODY_MAX);
+    if size <= max { Ok(size) } else { Err(format!("must be at most {max}")) }
 }
 
 /// The index pool of a command.

@@ -46,6 +46,9 @@ const ETCD_DIRECTORY: &str = "etcd";
 /// What to do about an OSD whose disk is lost.
 const LOST_HINT: &str = "`ashlar status` then says what to do";
 
+/// Name of the pool of volumes that the first start creates.
+const POOL: &str = "default";
+
 /// Number of OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
 
@@ -452,7 +455,7 @@ impl Setup {
             return Ok(());
         }
         let create = Command::PoolCreate {
-            pool: "default".into(),
+            pool: POOL.into(),
             // The default: two copies, or one if there is only one OSD.
             scheme: None,
             min_size: None,
@@ -495,7 +498,13 @@ impl Setup {
     fn start_gateway(&self, config: &Config) -> Result<GatewayAccess, Failure> {
         let place = self.gateway_place()?;
         self.say("starting the S3 gateway");
-        let arguments = vec!["gateway".into(), format!("--listen=tcp:{place}")];
+        let mut arguments = vec!["gateway".into(), format!("--listen=tcp:{place}")];
+        match data_pool(&self.pools(config)?) {
+            Some(pool) => arguments.push(format!("--data-pool={pool}")),
+            None => {
+                self.say("no pool keeps volumes: objects of the S3 gateway have at most 60 KiB")
+            }
+        }
         self.spawn(Role::Gateway, arguments);
         let deadline = std::time::Instant::now() + START_TIME_MAX;
         while TcpStream::connect(&place).is_err() {
@@ -650,6 +659,14 @@ impl Setup {
             format!("{program} down --dir {}", self.dir.display()),
         ]
     }
+}
+
+/// Returns the pool in which the gateway puts large data: that of the first start, or else the oldest one
+/// with volumes.
+fn data_pool(pools: &[Value]) -> Option<&str> {
+    let mut names = pools.iter().filter(|pool| pool["kind"] == "block");
+    let oldest = names.clone().min_by_key(|pool| pool["id"].as_u64());
+    names.find(|pool| pool["name"] == POOL).or(oldest)?["name"].as_str()
 }
 
 /// Returns the command that creates the pool of the gateway's buckets.

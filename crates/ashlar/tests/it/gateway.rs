@@ -199,6 +199,67 @@ fn down_waits_for_requests_that_began() {
     assert_eq!(gateway.aws(&["s3", "cp", "s3://photos/slow", "-"]), "stone\n");
 }
 
+/// Bytes of which no two parts are equal.
+fn bytes_of(size: usize) -> Vec<u8> {
+    let words = (0..size.div_ceil(8) as u64).map(|at| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).take(size).collect()
+}
+
+#[test]
+fn large_files_lie_in_containers_of_the_default_pool() {
+    let gateway = Gateway::new("large");
+    let cluster = &gateway.cluster;
+    let files = Directory::new("large-files");
+    let path = |name: &str| files.path().join(name).display().to_string();
+    let data = bytes_of((20 << 20) + 4321);
+    fs::write(path("there"), &data).expect("writable");
+    // One request for each file, as an upload in parts is not there yet.
+    let config = "[default]\ns3 =\n  multipart_threshold = 64MB\n";
+    fs::write(path("config"), config).expect("writable");
+    let whole = |arguments: &[&str]| {
+        let mut aws = gateway.client("aws");
+        succeed(aws.env("AWS_CONFIG_FILE", path("config")).args(arguments))
+    };
+    let is_same = |part: &[u8]| assert!(fs::read(path("back")).expect("it came") == part);
+    gateway.aws(&["s3", "mb", "s3://photos"]);
+    whole(&["s3", "cp", &path("there"), "s3://photos/large"]);
+    whole(&["s3", "cp", "s3://photos/large", &path("back")]);
+    is_same(&data);
+    // In ranges, several at once.
+    gateway.aws(&["s3", "cp", "s3://photos/large", &path("back")]);
+    is_same(&data);
+    let get = ["s3api", "get-object", "--bucket", "photos", "--key", "large", "--range"];
+    gateway.aws(&[&get[..], &["bytes=1048575-3145728", &path("back")]].concat());
+    is_same(&data[1_048_575..=3_145_728]);
+
+    // The container is there, and in nobody's way.
+    let containers = || {
+        let rows = cluster.json(&["volume", "ls", "--all"]);
+        let rows = rows.as_array().expect("a list").clone();
+        rows.into_iter().filter(|row| row["gateway"] == true).collect::<Vec<_>>()
+    };
+    let rows = containers();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!(rows[0]["pool"], "default");
+    // A volume has fewer than 2^32 stripes.
+    assert_eq!(rows[0]["size_bytes"], (512_u64 << 40) - (128 << 10));
+    assert_eq!(cluster.json(&["volume", "ls"]), Value::Array(Vec::new()));
+    cluster.run(&["volume", "create", "disk1", "--size", "64MiB"]);
+    cluster.refused(&["volume", "rm", rows[0]["name"].as_str().expect("a name")], "invalid");
+
+    // Another session has containers of its own, and reads the old ones.
+    cluster.down();
+    up(cluster);
+    whole(&["s3", "cp", &path("there"), "s3://photos/second"]);
+    assert_eq!(containers().len(), 2);
+    for name in ["large", "second"] {
+        whole(&["s3", "cp", &format!("s3://photos/{name}"), &path("back")]);
+        is_same(&data);
+        gateway.aws(&["s3", "rm", &format!("s3://photos/{name}")]);
+    }
+    gateway.aws(&["s3", "rb", "s3://photos"]);
+}
+
 const CONDITIONS: &str = r#"
 import boto3, botocore, botocore.config, threading
 s3 = boto3.client("s3")
@@ -321,6 +382,8 @@ fn a_gateway_of_its_own_serves_the_same_buckets() {
     gateway.aws(&["s3", "mb", "s3://photos"]);
     gateway.cluster.refused(&["gateway", "--index-pool", "none"], "not_found");
     gateway.cluster.refused(&["gateway", "--index-pool", "default"], "invalid");
+    gateway.cluster.refused(&["gateway", "--data-pool", "none"], "not_found");
+    gateway.cluster.refused(&["gateway", "--data-pool", "gateway"], "invalid");
     let url = gateway.said("url").to_owned();
     let place = url.trim_start_matches("http://");
     let taken = format!("--listen=tcp:{place}");

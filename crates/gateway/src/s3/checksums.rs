@@ -177,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::exchange::{Exchange, Target};
+    use crate::memory::RequestMemory;
     use crate::percent::Query;
 
     fn map(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -191,7 +192,8 @@ mod tests {
         let request = (Method::PUT, "/b/k".to_string());
         let (target, query) = (Target::default(), Query::default());
         let exchange = Exchange::new("1".to_string(), None, request, target, query);
-        let asked = Asked { exchange: &exchange, headers: &map(pairs), user: None };
+        let memory = RequestMemory::none();
+        let asked = Asked { exchange: &exchange, headers: &map(pairs), user: None, memory };
         asked.announced().map_err(|refusal| refusal.code)
     }
 

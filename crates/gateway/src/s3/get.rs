@@ -1,11 +1,15 @@
 //! Objects: get, head, delete.
 
-use bucket::{Action, ByteRange, Conditions, Door, ETag, Failure, Found, ObjectInfo, may};
+use base::MIB;
+use bucket::{Action, ByteRange, Conditions, Data, Door, ETag, Failure, Found, ObjectInfo, may};
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use hyper::{Method, StatusCode};
 
 use super::conditions::{date_of_ms, range_of};
-use super::{Answer, Asked, Shared, check_version_id};
+use super::{Answer, Asked, Payload, Shared, check_version_id};
 use crate::errors::Refusal;
+use crate::stored::StoredBody;
 
 /// Headers of the answer that a signed request may set, by their parameters.
 const OVERRIDES: &[(&str, &str)] = &[
@@ -19,6 +23,9 @@ const OVERRIDES: &[(&str, &str)] = &[
 
 /// The type of an object that was put without one.
 const CONTENT_TYPE_DEFAULT: &str = "binary/octet-stream";
+
+/// So much of large data is read ahead of the client: four pieces.
+const READ_AHEAD: u64 = 4 * MIB;
 
 /// Which part of an object is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,21 +66,40 @@ impl<D: Door> Shared<D> {
             Part::All | Part::Only => None,
         };
         let mut range = range;
-        if let (Some(_), Some(condition)) = (range, asked.header("if-range")?)
-            && let Ok(whole) = self.buckets.get(&bucket, &key, &Conditions::default(), None).await
-        {
-            let is_same = condition == quoted(whole.info.etag)
-                || condition == date_of_ms(whole.info.modified_ms);
+        let mut part = part;
+        let mut validated = None;
+        if let (Some(_), Some(condition)) = (range, asked.header("if-range")?) {
+            let whole = self.buckets.head(&bucket, &key, &Conditions::default(), None).await;
+            let is_same = |info: &ObjectInfo| {
+                condition == quoted(info.etag) || condition == date_of_ms(info.modified_ms)
+            };
+            validated = whole.ok().map(|whole| whole.info).filter(is_same);
             // Of another object the client has no part.
-            range = range.filter(|_| is_same);
+            range = range.filter(|_| validated.is_some());
         }
-        let part = if range.is_none() && matches!(part, Part::Range(_)) { Part::All } else { part };
-        let mut found = match self.buckets.get(&bucket, &key, &conditions, range).await {
+        let get = async |range| match asked.exchange.method {
+            Method::HEAD => self.buckets.head(&bucket, &key, &conditions, range).await,
+            _ => {
+                let kept = asked.memory.kept();
+                self.buckets.get(&bucket, &key, &conditions, range, kept).await
+            }
+        };
+        let mut found = get(range).await;
+        // It was replaced between both looks.
+        let is_other = |info: &ObjectInfo| found.as_ref().is_ok_and(|it| it.info != *info);
+        if range.is_some() && validated.as_ref().is_some_and(is_other) {
+            range = None;
+            found = get(None).await;
+        }
+        if range.is_none() && matches!(part, Part::Range(_)) {
+            part = Part::All;
+        }
+        let found = match found {
             Ok(found) => found,
             Err(Failure::NotModified) => {
                 let mut refusal = Refusal::from(Failure::NotModified);
                 let none = Conditions::default();
-                if let Ok(found) = self.buckets.get(&bucket, &key, &none, None).await {
+                if let Ok(found) = self.buckets.head(&bucket, &key, &none, None).await {
                     let modified = date_of_ms(found.info.modified_ms);
                     refusal = refusal.with_header("etag", quoted(found.info.etag));
                     refusal = refusal.with_header("last-modified", modified);
@@ -82,7 +108,6 @@ impl<D: Door> Shared<D> {
             }
             Err(failure) => return Err(self.no_such_key(asked, &bucket, failure)),
         };
-        let body = found.inline.take().unwrap_or_default();
         let mut answer = answer_of(&found, part);
         if asked.header("x-amz-checksum-mode")?.is_some_and(|mode| mode == "ENABLED")
             && part == Part::All
@@ -94,7 +119,7 @@ impl<D: Door> Shared<D> {
             answer.set(name, value);
         }
         if asked.exchange.method != Method::HEAD {
-            answer.body = body;
+            answer.body = asked.payload_of(found).await?;
         }
         Ok(answer)
     }
@@ -126,6 +151,26 @@ impl<D: Door> Shared<D> {
 }
 
 impl Asked<'_> {
+    /// Returns the bytes that were found.
+    async fn payload_of<D: Door>(&self, found: Found<D>) -> Result<Payload, Refusal> {
+        let Found { info, range, data, .. } = found;
+        let reader = match data {
+            Data::None => return Ok(Payload::Bytes(Bytes::new())),
+            Data::Inline(bytes) => return Ok(Payload::Bytes(bytes)),
+            Data::Stored(reader) => reader,
+        };
+        // Whole MiBs are compared with their checksums.
+        let first = range.start / MIB * MIB;
+        let end = range.end.next_multiple_of(MIB).min(info.size);
+        if !self.memory.grow_to((end - first).min(READ_AHEAD) as usize) {
+            let message = "Too many bodies are on their way. Please reduce your request rate.";
+            return Err(Refusal::slow_down(message));
+        }
+        let length = range.end - range.start;
+        let body = StoredBody::begin(reader, length, self.exchange.clone()).await?;
+        Ok(Payload::Stored(body.boxed_unsync()))
+    }
+
     fn part(&self) -> Result<Part, Refusal> {
         let range = self.header("range")?;
         match (self.exchange.query.get("partNumber"), range) {
@@ -161,7 +206,7 @@ impl Asked<'_> {
 }
 
 /// Returns the answer for an object, without its body.
-fn answer_of(found: &Found, part: Part) -> Answer {
+fn answer_of<D: Door>(found: &Found<D>, part: Part) -> Answer {
     let Found { info, metadata, range, .. } = found;
     let mut answer = Answer::new(StatusCode::OK);
     answer.set("content-type", CONTENT_TYPE_DEFAULT);

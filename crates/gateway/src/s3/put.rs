@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use bucket::{Action, Door, Expected, Metadata, NewObject, USER_METADATA_MAX, Upload};
+use bucket::{Action, BODY_MAX, Door, Expected, Metadata, NewObject, USER_METADATA_MAX, Upload};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Body;
@@ -11,9 +11,6 @@ use hyper::{HeaderMap, StatusCode};
 use super::get::quoted;
 use super::{Answer, Asked, Shared};
 use crate::errors::Refusal;
-
-/// The most bytes that are put at once: 5 GiB, as in S3.
-const SIZE_MAX: u64 = 5 << 30;
 
 /// Headers that are given back as they came.
 const KEPT: &[&str] = &[
@@ -64,6 +61,7 @@ impl<D: Door> Shared<D> {
             metadata: asked.metadata()?,
             length: Some(length),
             checksum: announced.kind(),
+            kept: asked.memory.kept(),
         };
         let client = asked.exchange.client.clone();
         let mut upload = self.buckets.begin_put(client, bucket, key, new).await?;
@@ -75,7 +73,7 @@ impl<D: Door> Shared<D> {
         }
         let checksum = announced.finish(trailers())?;
         // The S3 library compared the SHA-256 that is signed.
-        let info = upload.finish(Expected { md5, sha256: None, checksum }).await?;
+        let info = upload.finish(Expected { md5, checksum }).await?;
         let mut answer = Answer::new(StatusCode::OK);
         answer.set("etag", &quoted(info.etag));
         if let Some(checksum) = &info.checksum {
@@ -146,9 +144,9 @@ impl Asked<'_> {
         let length = text.parse::<u64>();
         let length =
             length.map_err(|_| Refusal::invalid_argument(format!("{name} is not a number")))?;
-        match length <= SIZE_MAX {
+        match length <= BODY_MAX {
             true => Ok(length),
-            false => Err(Refusal::from(bucket::Failure::TooLarge { size_max: SIZE_MAX })),
+            false => Err(Refusal::from(bucket::Failure::TooLarge { size_max: BODY_MAX })),
         }
     }
 

@@ -28,11 +28,12 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 
 use super::checksums::Announced;
 use super::route::{Route, route};
-use super::{Answer, Asked, Shared};
+use super::{Answer, Asked, Payload, Shared};
 use crate::errors::Refusal;
 use crate::exchange::Exchange;
 use crate::front::bucket_of_host;
 use crate::limits::XML_SIZE_MAX;
+use crate::memory::RequestMemory;
 
 /// The body of an answer.
 pub type AnswerBytes = s3s::Body;
@@ -121,10 +122,17 @@ pub fn refused(refusal: &Refusal, exchange: &Exchange) -> Response<AnswerBytes> 
 
 /// Returns the response of an answer.
 pub fn response_of(answer: Answer) -> Response<AnswerBytes> {
-    let mut response = Response::new(s3s::Body::from(answer.body));
+    let mut response = Response::new(bytes_of(answer.body));
     *response.status_mut() = answer.status;
     *response.headers_mut() = answer.headers;
     response
+}
+
+fn bytes_of(body: Payload) -> AnswerBytes {
+    match body {
+        Payload::Bytes(bytes) => s3s::Body::from(bytes),
+        Payload::Stored(body) => s3s::Body::http_body_unsync(body),
+    }
 }
 
 /// Completes the error documents of the library, which know neither the request nor the clock.
@@ -196,7 +204,7 @@ fn compare_digests(headers: &HeaderMap, bytes: &[u8]) -> Result<(), Refusal> {
     let request = (Method::POST, String::new());
     let nothing =
         Exchange::new(String::new(), None, request, Default::default(), Default::default());
-    let asked = Asked { exchange: &nothing, headers, user: None };
+    let asked = Asked { exchange: &nothing, headers, user: None, memory: RequestMemory::none() };
     let bad = |which| Err(Refusal::from(Failure::BadDigest { which }));
     if asked.content_md5()?.is_some_and(|md5| Md5::checksum(bytes) != md5) {
         return bad("Content-MD5");
@@ -314,7 +322,10 @@ impl<D: Door> Operations<D> {
     async fn routed(&self, request: S3Request<s3s::Body>) -> S3Result<Result<Answer, Refusal>> {
         let exchange = exchange_of(&request.extensions)?;
         let user = self.user(&request).await?;
-        let asked = Asked { exchange: &exchange, headers: &request.headers, user: user.as_deref() };
+        let memory = request.extensions.get::<Arc<RequestMemory>>().cloned();
+        let memory = memory.unwrap_or_else(RequestMemory::none);
+        let (headers, user) = (&request.headers, user.as_deref());
+        let asked = Asked { exchange: &exchange, headers, user, memory };
         let trailers = || request.trailing_headers.as_ref().and_then(|trailers| trailers.take());
         let Some(route) = route(&request.method, &exchange, &request.headers) else {
             return Err(S3Error::new(S3ErrorCode::InternalError));
@@ -359,7 +370,7 @@ impl<D: Door> S3Route for Operations<D> {
             Ok(answer) => answer,
             Err(refusal) => Answer::refusal(&refusal, &exchange),
         };
-        let mut response = S3Response::new(s3s::Body::from(answer.body));
+        let mut response = S3Response::new(bytes_of(answer.body));
         response.status = Some(answer.status);
         response.headers = answer.headers;
         Ok(response)

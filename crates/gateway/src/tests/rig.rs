@@ -1,11 +1,15 @@
-//! A gateway on an index pool in memory, with a user.
+//! A gateway on an index pool and containers in memory, with a user.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bucket::memory::Pool;
-use bucket::{Buckets, Door, DoorError, Executed, ListQuery, Sealer};
+use bucket::memory::{Pool, Volumes};
+use bucket::{
+    Buckets, ContainerId, Door, DoorError, Executed, Layout, ListQuery, Piece, Sealer, Session,
+    Settings,
+};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request, Response, StatusCode};
@@ -22,22 +26,97 @@ use crate::s3::wire::{AnswerBytes, Wire};
 use crate::service::Service;
 
 pub const HOST: &str = "s3.example.com";
+const DATA_POOL: &str = "data";
 
-/// A pool in memory.
-#[derive(Default)]
-pub struct MemoryDoor(Pool);
+/// A pool and containers in memory.
+pub struct MemoryDoor {
+    pool: Pool,
+    pub volumes: Volumes,
+    /// How many bytes of containers were read, and how many can be read before all is damaged.
+    pub read: AtomicU64,
+    pub readable: AtomicU64,
+}
+
+impl Default for MemoryDoor {
+    fn default() -> MemoryDoor {
+        let (pool, volumes) = (Pool::default(), Volumes::default());
+        let (read, readable) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        MemoryDoor { pool, volumes, read, readable }
+    }
+}
 
 impl Door for MemoryDoor {
     async fn look(&self, reads: Vec<Read>) -> Result<Vec<ReadAnswer>, DoorError> {
-        self.0.look(&reads)
+        self.pool.look(&reads)
     }
 
     async fn execute(&self, operation: Operation) -> Result<Executed, DoorError> {
-        self.0.execute(&operation)
+        self.pool.execute(&operation)
     }
 
     async fn list(&self, query: ListQuery) -> Result<Page<Listed>, DoorError> {
-        Ok(self.0.list_all(&query))
+        Ok(self.pool.list_all(&query))
+    }
+
+    async fn session(&self) -> Result<Session, DoorError> {
+        Ok(Session(1))
+    }
+
+    async fn execute_over(
+        &self,
+        session: Session,
+        operation: Operation,
+    ) -> Result<Executed, DoorError> {
+        assert_eq!(session, Session(1));
+        self.pool.execute(&operation)
+    }
+
+    async fn layout(&self, data_pool: &str) -> Result<Layout, DoorError> {
+        assert_eq!(data_pool, DATA_POOL);
+        Ok(Volumes::LAYOUT)
+    }
+
+    async fn create_container(
+        &self,
+        data_pool: &str,
+        container: ContainerId,
+    ) -> Result<(), DoorError> {
+        assert_eq!(data_pool, DATA_POOL);
+        self.volumes.create(container)
+    }
+
+    async fn write(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), DoorError> {
+        // As in a cluster, a write does not end at once.
+        tokio::task::yield_now().await;
+        self.volumes.write(container, offset, &data)
+    }
+
+    async fn read(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Piece>, DoorError> {
+        tokio::task::yield_now().await;
+        let read = self.read.fetch_add(length, Ordering::SeqCst) + length;
+        match read <= self.readable.load(Ordering::SeqCst) {
+            true => self.volumes.read(container, offset, length),
+            false => Err(DoorError::Damaged),
+        }
+    }
+
+    async fn trim(
+        &self,
+        container: ContainerId,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), DoorError> {
+        self.volumes.trim(container, offset, length)
     }
 
     fn wall_us(&self) -> u64 {
@@ -63,6 +142,7 @@ impl Door for MemoryDoor {
 
 /// A gateway.
 pub struct Rig {
+    pub door: Arc<MemoryDoor>,
     pub service: Arc<Service<MemoryDoor>>,
     pub buckets: Arc<Buckets<MemoryDoor>>,
     pub signer: Signer,
@@ -200,7 +280,9 @@ impl Rig {
     }
 
     pub async fn with(limits: Limits) -> Rig {
-        let buckets = Buckets::new(Arc::new(MemoryDoor::default()), Sealer::new(&[7; 32]));
+        let door = Arc::new(MemoryDoor::default());
+        let settings = Settings { data_pool: Some(DATA_POOL.into()), ..Settings::default() };
+        let buckets = Buckets::new(door.clone(), Sealer::new(&[7; 32]), settings);
         let shared = Shared {
             buckets: buckets.clone(),
             users: Users::new(buckets.clone()),
@@ -210,7 +292,7 @@ impl Rig {
         let service = Service::new(Wire::new(Arc::new(shared)), Arc::new(limits));
         let service = Arc::new(service);
         let signer = Rig::user(&buckets, "ann").await;
-        Rig { service, buckets, signer }
+        Rig { door, service, buckets, signer }
     }
 
     /// Creates a user.
@@ -241,7 +323,11 @@ impl Rig {
 
     /// Creates a bucket and objects in it.
     pub async fn filled(bucket: &str, keys: &[&str]) -> Rig {
-        let rig = Rig::new().await;
+        Rig::filled_with(Limits::default(), bucket, keys).await
+    }
+
+    pub async fn filled_with(limits: Limits, bucket: &str, keys: &[&str]) -> Rig {
+        let rig = Rig::with(limits).await;
         let created = rig.put(&format!("/{bucket}"), b"").await;
         assert_eq!(created.status, StatusCode::OK, "{created:?}");
         for key in keys {
