@@ -11,16 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Version;
-use objects::{Field, Name, Operation, Read, ReadAnswer};
+use bytes::Bytes;
+use objects::{Assertion, Field, Name, ObjectChange, Operation, Read, ReadAnswer};
 
 use crate::api::{Bucket, Client, Conditions, ETag, TagCondition, Versioning};
 use crate::core::{Core, DATA_SIZE_MAX, RECORDS_SIZE_MAX, Result, encode, not_asked};
 use crate::door::{Door, DoorError};
 use crate::failure::Failure;
-use crate::head::{BadBytes, Head, VersionHead};
+use crate::head::{BadBytes, Head, KeyState, VersionHead};
 use crate::names::{IndexName, Key, Locator};
 use crate::records::{Content, RecordKey};
 use crate::strays::{Stray, Waste};
+use crate::views::operation;
 use crate::waiting::{First, first_of};
 
 /// How often a change is judged at most.
@@ -85,8 +87,14 @@ pub(crate) trait Change: Send + 'static {
         None
     }
 
+    /// Returns its conditions.
+    fn conditions(&self) -> &Conditions;
+
     /// Whether it has a condition.
-    fn is_conditional(&self) -> bool;
+    fn is_conditional(&self) -> bool {
+        let conditions = self.conditions();
+        conditions.if_match.is_some() || conditions.if_none_match.is_some()
+    }
 
     /// Whether it may be sent without a look if the key is probably new.
     fn goes_without_look(&self) -> bool;
@@ -107,42 +115,55 @@ impl Bucket {
 /// A stray as a look showed it. `None`: there is none.
 pub(crate) type StrayView = Option<(Version, Stray)>;
 
+/// What a look showed at one moment.
+pub(crate) struct KeyLook {
+    /// The head, with the version of the key. `None`: there is no such key.
+    pub(crate) head: Option<(Version, Head)>,
+    /// The values of the records that were asked for. None, if there is no such key.
+    pub(crate) records: Vec<Option<Bytes>>,
+    /// The stray, if it was asked for.
+    pub(crate) stray: StrayView,
+}
+
 impl<D: Door> Core<D> {
     /// Looks at a key, and at a stray of it at the same moment.
     async fn look_at_key(&self, name: &Name, stray: Option<&Name>) -> Result<(KeyView, StrayView)> {
-        let (found, _, seen_stray) = self.look_at_parts(name, stray, false).await?;
-        let Some((version, head)) = found else { return Ok((None, seen_stray)) };
-        if !head.current.is_large || !head.current.is_null {
-            return Ok((Some(SeenKey { version, head, waste: None }), seen_stray));
+        let has_places = |head: &Head| head.current.is_large && head.current.is_null;
+        let mut look = self.look_at_records(name, &[], stray).await?;
+        if look.head.as_ref().is_some_and(|(_, head)| has_places(head)) {
+            // Where its data lies counts only if it is of the same moment.
+            look = self.look_at_records(name, &[RecordKey::NullData], stray).await?;
         }
-        // Where its data lies counts only if it is of the same moment.
-        let (found, content, seen_stray) = self.look_at_parts(name, stray, true).await?;
-        let Some((version, head)) = found else { return Ok((None, seen_stray)) };
+        let Some((version, head)) = look.head else { return Ok((None, look.stray)) };
         let damaged = |what: String| Failure::Damaged { what: format!("{what} ({name:?})") };
-        let waste = match content {
-            _ if !head.current.is_large || !head.current.is_null => None,
-            Some(Content::Places { places, .. }) => Some(Waste::Places(places)),
-            Some(Content::Manifest { upload, .. }) => Some(Waste::AllParts(upload)),
-            Some(Content::Inline(_)) | None => {
-                return Err(damaged("a large object has no places".into()));
-            }
+        let content = look.records.first().and_then(Option::as_ref);
+        let waste = match has_places(&head) {
+            false => None,
+            true => match content.map(|content| Content::decode(content)).transpose() {
+                Ok(Some(Content::Places { places, .. })) => Some(Waste::Places(places)),
+                Ok(Some(Content::Manifest { upload, .. })) => Some(Waste::AllParts(upload)),
+                Ok(Some(Content::Inline(_)) | None) => {
+                    return Err(damaged("a large object has no places".into()));
+                }
+                Err(bad) => return Err(damaged(bad.to_string())),
+            },
         };
-        Ok((Some(SeenKey { version, head, waste }), seen_stray))
+        Ok((Some(SeenKey { version, head, waste }), look.stray))
     }
 
-    /// Looks at the head of a key, at the data of its null version, and at a stray.
-    async fn look_at_parts(
+    /// Looks at the head of a key, at some of its records, and at a stray, all at one moment.
+    pub(crate) async fn look_at_records(
         &self,
         name: &Name,
+        records: &[RecordKey],
         stray: Option<&Name>,
-        with_content: bool,
-    ) -> Result<(Option<(Version, Head)>, Option<Content>, StrayView)> {
+    ) -> Result<KeyLook> {
         let data =
             |name: &Name| Read::Data { name: name.clone(), offset: 0, length: DATA_SIZE_MAX };
         let mut reads = vec![data(name)];
         reads.extend(stray.map(data));
-        if with_content {
-            let fields = vec![Field::Record(RecordKey::NullData.encode())];
+        if !records.is_empty() {
+            let fields = records.iter().map(|key| Field::Record(key.encode())).collect();
             reads.push(Read::Values { name: name.clone(), fields, size_max: RECORDS_SIZE_MAX });
         }
         let mut answers = self.door.look(reads).await?.into_iter();
@@ -150,21 +171,19 @@ impl<D: Door> Core<D> {
             Some(ReadAnswer::Data(found)) => Ok(found.map(|(stat, data)| (stat.version, data))),
             _ => Err(not_asked()),
         };
-        let damaged = |bad: BadBytes| Failure::Damaged { what: format!("{bad} ({name:?})") };
-        let key = next_data()?;
-        let seen_stray = if stray.is_some() { next_data()? } else { None };
-        let key = key.map(|(version, data)| Ok((version, Head::decode(&data)?)));
-        let seen_stray = seen_stray.map(|(version, data)| Ok((version, Stray::decode(&data)?)));
-        let content = match (with_content, answers.next()) {
-            (false, None) => None,
-            (true, Some(ReadAnswer::Values(values))) => match &values[..] {
-                [Some(content)] => Some(Content::decode(content).map_err(damaged)?),
-                _ => None,
-            },
+        let head = next_data()?.map(|(version, data)| Ok((version, Head::decode(&data)?)));
+        let stray = stray.map(|_| next_data()).transpose()?.flatten();
+        let stray = stray.map(|(version, data)| Ok((version, Stray::decode(&data)?)));
+        let records = match (records.is_empty(), answers.next()) {
+            (true, None) => Vec::new(),
+            (false, Some(ReadAnswer::Values(values))) => {
+                values.into_iter().map(|value| value.map(Into::into)).collect()
+            }
             _ => return Err(not_asked()),
         };
-        let (key, stray) = (key.transpose(), seen_stray.transpose());
-        Ok((key.map_err(damaged)?, content, stray.map_err(damaged)?))
+        let damaged = |bad: BadBytes| Failure::Damaged { what: format!("{bad} ({name:?})") };
+        let (head, stray) = (head.transpose(), stray.transpose());
+        Ok(KeyLook { head: head.map_err(damaged)?, records, stray: stray.map_err(damaged)? })
     }
 
     /// Commits a change.
@@ -252,6 +271,52 @@ pub(crate) fn check_unversioned(bucket: &Bucket) -> Result<()> {
     }
 }
 
+/// Returns what is known of a key whose null version is changed. `what`: what changes it.
+pub(crate) fn unversioned_key(found: &KeyView, what: &str) -> Result<KeyState> {
+    let key = found.as_ref().map_or(KeyState::default(), |it| it.head.key);
+    match key.has_versions || key.is_indexed {
+        true => {
+            let what = format!("{what} a key with versions or tags");
+            Err(Failure::NotImplemented { what })
+        }
+        false => Ok(key),
+    }
+}
+
+/// Returns the stamp of the next version of a key: clocks may go back, the order of versions does not.
+pub(crate) fn next_stamp(key: KeyState, wall_us: u64) -> u64 {
+    wall_us.max(key.highest_stamp.saturating_add(1))
+}
+
+/// Returns the operation that makes this the null version of a key, if the key is as it was found.
+pub(crate) fn put_null_version(
+    name: &Name,
+    found: &KeyView,
+    (key, current): (KeyState, &VersionHead),
+    (meta, content): (&[u8], &[u8]),
+) -> Operation {
+    let stamp = current.id.stamp;
+    let key = KeyState { null_stamp: stamp, highest_stamp: stamp, ..key };
+    let assertion = match found {
+        Some(seen) => Assertion::Version(seen.version),
+        None => Assertion::Absent,
+    };
+    let set = |key: RecordKey, value: &[u8]| {
+        ObjectChange::Set(Field::Record(key.encode()), value.to_vec())
+    };
+    let changes = [
+        ObjectChange::Put(Head { current: current.clone(), key }.encode()),
+        set(RecordKey::NullMeta, meta),
+        set(RecordKey::NullData, content),
+    ];
+    operation(name, [assertion], changes)
+}
+
+/// Returns what garbage a change leaves: what the current version of a key names.
+pub(crate) fn waste_of(found: &KeyView) -> Option<Stray> {
+    found.as_ref().and_then(|it| it.waste.clone()).map(Stray::Garbage)
+}
+
 /// Judges the conditions of a change, where a hidden object counts as absent.
 pub(crate) fn judge_change(conditions: &Conditions, found: &KeyView) -> Result<()> {
     let current = found.as_ref().map(|it| &it.head.current).filter(|it| !it.is_hidden);
@@ -304,7 +369,6 @@ mod tests {
     use base::Epoch;
 
     use super::*;
-    use crate::head::KeyState;
     use crate::names::VersionStamp;
 
     fn view(counter: u64) -> KeyView {

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Version;
 use base::planted::{self, Bug};
-use base::{MIB, Version};
 use format::disk::bytes::{Reader, Writer};
 use objects::listing::PAGE_SIZE_MAX;
 use objects::{Assertion, Listed, Listing, Name, ObjectChange, Operation, PageEntry};
@@ -23,12 +23,12 @@ use objects::{Assertion, Listed, Listing, Name, ObjectChange, Operation, PageEnt
 use crate::core::{Core, Result, encode};
 use crate::door::{Door, DoorError, ListQuery};
 use crate::failure::Failure;
-use crate::multipart::steps;
-use crate::names::{IndexName, Shards};
+use crate::head::BadBytes;
+use crate::names::{IndexName, Shards, parts_beside};
 use crate::parts::{self, PartKey};
 use crate::records::Place;
 use crate::strays::{self, Stray, Waste};
-use crate::views::operation;
+use crate::views::{operation, steps};
 use crate::waiting::{Taker, result};
 
 /// How often the lease is renewed, or looked at.
@@ -45,8 +45,6 @@ const PAGE: usize = 1000;
 const WATCHED_MAX: usize = 100_000;
 /// How many strays are given back at once.
 const AT_ONCE: usize = 16;
-/// How much one request trims.
-const TRIM_MAX: u64 = 64 * MIB;
 
 const FORMAT: u8 = 1;
 
@@ -248,21 +246,17 @@ impl<D: Door> Core<D> {
         upload: u128,
         keeps_named: bool,
     ) -> Result<()> {
-        let Some(IndexName::Stray { bucket, locator, .. }) = IndexName::decode(stray.bytes())
-        else {
-            return Ok(());
+        let name = parts_beside(stray, upload)?;
+        let damaged = |bad: BadBytes| Failure::Damaged { what: format!("{bad} ({name:?})") };
+        let table = match keeps_named {
+            true => self.value_of(&name, parts::table()).await?,
+            false => None,
         };
-        let name = encode(&IndexName::Parts { bucket, uuid: upload, locator })?;
-        let mut named = BTreeSet::new();
-        let table = self.value_of(&name, parts::table()).await?;
         let has_table = table.is_some();
-        if keeps_named && let Some(table) = table {
-            let table = parts::read_table(&table)
-                .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
-            named.extend(table.into_iter().map(|(number, _)| number));
-        }
+        let table = table.map(|table| parts::read_table(&table)).transpose().map_err(damaged)?;
+        let named: BTreeSet<u16> = table.into_iter().flatten().map(|(number, _)| number).collect();
         let is_kept = |key: &PartKey| match key {
-            PartKey::Part(number) => keeps_named && named.contains(number),
+            PartKey::Part(number) => named.contains(number),
             PartKey::Writing(..) | PartKey::Garbage(..) => false,
         };
         let (mut from, mut parts_version) = (Vec::new(), None);
@@ -276,8 +270,7 @@ impl<D: Door> Core<D> {
             }
             let mut changes = Vec::new();
             for (key, value) in records.into_iter().filter(|(key, _)| !is_kept(key)) {
-                let places = parts::read_places(key, &value)
-                    .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
+                let places = parts::read_places(key, &value).map_err(damaged)?;
                 for place in &places {
                     self.trim(place).await?;
                 }
@@ -303,17 +296,11 @@ impl<D: Door> Core<D> {
 
     /// Gives a place back. It may be done twice; what is in a container that is gone was given back.
     pub(crate) async fn trim(&self, place: &Place) -> Result<()> {
-        let mut units = place.units();
-        while !units.is_empty() {
-            // Pieces end at borders of stripes, for a trim takes a stripe at once.
-            let end = ((units.start / TRIM_MAX + 1) * TRIM_MAX).min(units.end);
-            match self.door.trim(place.container(), units.start, end - units.start).await {
-                Ok(()) => units.start = end,
-                Err(DoorError::Gone) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
+        let units = place.units();
+        match self.door.trim(place.container(), units.start, units.end - units.start).await {
+            Ok(()) | Err(DoorError::Gone) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
 }
 

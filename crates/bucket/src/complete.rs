@@ -4,29 +4,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base::Version;
 use base::planted::{self, Bug};
 use md5::Md5;
 use objects::{Assertion, Name, ObjectChange};
 use sha2::{Digest, Sha256};
 
 use crate::api::{
-    Bucket, Checksum, ChecksumKind, ChecksumShape, Client, Completion, Conditions, ETag, NamedPart,
-    ObjectInfo, UploadId,
+    Bucket, Checksum, ChecksumShape, Client, Completion, Conditions, ETag, NamedPart, ObjectInfo,
+    UploadId,
 };
 use crate::change::{
     Change, Fate, KeyView, StrayView, Verdict, check_unversioned, is_unchanged, judge_change,
+    next_stamp, put_null_version, unversioned_key, waste_of,
 };
 use crate::core::{Core, Result};
 use crate::digests::{Digests, combined};
 use crate::door::Door;
 use crate::failure::Failure;
-use crate::head::{ETagKind, Head, KeyState, Lock, VersionHead};
-use crate::multipart::{SeenUpload, UploadNames, steps};
-use crate::names::{Key, VersionStamp};
+use crate::head::{ETagKind, Lock, VersionHead};
+use crate::multipart::{SeenUpload, UploadNames};
+use crate::names::{Key, VersionStamp, stray_beside};
 use crate::parts::{self, Done, OpenRecord, PARTS_SIZE_MAX, Part, PartKey};
-use crate::records::{Content, PARTS_MAX, RecordKey};
+use crate::records::{Content, PARTS_MAX};
 use crate::strays::{self, Stray, Waste};
-use crate::views::operation;
+use crate::views::steps;
 
 /// How often parts are read again because one was put beside the completion.
 const READ_MAX: u32 = 8;
@@ -103,8 +105,6 @@ impl<D: Door> Core<D> {
                 whole,
                 digest,
                 random,
-                replaced: self.new_stray(&bucket, &key)?,
-                others: self.new_stray(&bucket, &key)?,
                 is_overtaken: is_overtaken.clone(),
                 judged: None,
             };
@@ -130,7 +130,7 @@ impl<D: Door> Core<D> {
     async fn compare_parts(
         &self,
         names: &UploadNames,
-        version: base::Version,
+        version: Version,
         open: &OpenRecord,
         completion: &Completion,
     ) -> Result<Option<Whole>> {
@@ -275,15 +275,12 @@ struct Complete {
     conditions: Conditions,
     names: UploadNames,
     /// The version of `p` whose parts were compared.
-    version: base::Version,
+    version: Version,
     upload: UploadId,
     open: OpenRecord,
     whole: Whole,
     digest: [u8; 32],
     random: u64,
-    /// Names what is replaced, and parts that are not named.
-    replaced: Name,
-    others: Name,
     /// A part was put, or the upload was completed or aborted, since the parts were compared.
     is_overtaken: Arc<AtomicBool>,
     judged: Option<VersionHead>,
@@ -294,13 +291,8 @@ impl Change for Complete {
 
     fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
-        let key = found.as_ref().map_or(KeyState::default(), |it| it.head.key);
-        if key.has_versions || key.is_indexed {
-            let what = "the completion of an upload over a key with versions or tags".into();
-            return Err(Failure::NotImplemented { what });
-        }
-        let stamp = wall_us.max(key.highest_stamp.saturating_add(1));
-        let id = VersionStamp { stamp, random: self.random };
+        let key = unversioned_key(found, "the completion of an upload over")?;
+        let id = VersionStamp { stamp: next_stamp(key, wall_us), random: self.random };
         let current = VersionHead {
             is_hidden: false,
             is_null: true,
@@ -316,30 +308,15 @@ impl Change for Complete {
             lock: Lock::default(),
             owner: self.open.owner.clone(),
         };
-        self.judged = Some(current.clone());
-        let done = Done { version: id, digest: self.digest, head: current.clone() };
-        let key = KeyState { null_stamp: stamp, highest_stamp: stamp, ..key };
-        let assertion = match found {
-            Some(seen) => Assertion::Version(seen.version),
-            None => Assertion::Absent,
-        };
         let content = Content::Manifest {
             upload: self.upload.0,
             count: self.whole.table.len() as u32,
             part_size: 0,
         };
-        let changes = [
-            ObjectChange::Put(Head { current, key }.encode()),
-            ObjectChange::Set(
-                objects::Field::Record(RecordKey::NullMeta.encode()),
-                self.open.meta.clone(),
-            ),
-            ObjectChange::Set(
-                objects::Field::Record(RecordKey::NullData.encode()),
-                content.encode(),
-            ),
-        ];
-        let mut commit = operation(name, [assertion], changes);
+        let records = (&self.open.meta[..], &content.encode()[..]);
+        let mut commit = put_null_version(name, found, (key, &current), records);
+        let done = Done { version: id, digest: self.digest, head: current.clone() };
+        self.judged = Some(current);
         let assertions = match planted::on(Bug::CompletedWithoutVersion) {
             true => vec![Assertion::Has(parts::open())],
             false => vec![Assertion::Version(self.version), Assertion::Has(parts::open())],
@@ -351,12 +328,12 @@ impl Change for Complete {
         ];
         commit.objects.push(steps(&self.names.parts, assertions, changes));
         commit.objects.push(steps(&self.names.marker, vec![], vec![ObjectChange::Remove]));
-        if let Some(waste) = found.as_ref().and_then(|it| it.waste.clone()) {
-            commit.objects.push(strays::create(&self.replaced, &Stray::Garbage(waste)));
+        if let Some(garbage) = waste_of(found) {
+            commit.objects.push(strays::create(&stray_beside(name, id.uuid())?, &garbage));
         }
         if self.whole.has_others {
             let others = Stray::Garbage(Waste::OtherParts(self.upload.0));
-            commit.objects.push(strays::create(&self.others, &others));
+            commit.objects.push(strays::create(&stray_beside(name, self.upload.0)?, &others));
         }
         Ok(Verdict::Send(commit))
     }
@@ -377,8 +354,8 @@ impl Change for Complete {
         Some(Failure::Conflict)
     }
 
-    fn is_conditional(&self) -> bool {
-        self.conditions.if_match.is_some() || self.conditions.if_none_match.is_some()
+    fn conditions(&self) -> &Conditions {
+        &self.conditions
     }
 
     fn goes_without_look(&self) -> bool {
@@ -388,10 +365,4 @@ impl Change for Complete {
     fn done(self, _was_new: bool) -> ObjectInfo {
         self.judged.expect("it is done after it was decided").info()
     }
-}
-
-/// Whether a kind of checksum of an object in parts can be one of all its bytes: those of parts can be
-/// combined.
-pub fn can_be_whole(kind: ChecksumKind) -> bool {
-    matches!(kind, ChecksumKind::Crc32 | ChecksumKind::Crc32c | ChecksumKind::Crc64Nvme)
 }

@@ -114,17 +114,18 @@ impl<D: Door> Core<D> {
         if let Some(place) = self.containers.give(data_pool, session, length) {
             return Ok(place);
         }
-        let made = lock(&self.containers.making).remove(data_pool);
-        if let Some(making) =
-            made.as_ref().filter(|making| self.since(making.failed_us) < FAILURE_KEPT)
-        {
-            let failure = making.failure.clone();
-            lock(&self.containers.making).extend(made.map(|it| (data_pool.to_owned(), it)));
-            return Err(failure);
+        let mut named = None;
+        if let Some(making) = lock(&self.containers.making).get(data_pool) {
+            if self.since(making.failed_us) < FAILURE_KEPT {
+                return Err(making.failure.clone());
+            }
+            named = making.named.filter(|(_, of)| *of == session);
         }
-        let mut named = made.and_then(|making| making.named).filter(|(_, of)| *of == session);
         let open = match self.new_container(data_pool, session, &mut named).await {
-            Ok(open) => open,
+            Ok(open) => {
+                lock(&self.containers.making).remove(data_pool);
+                open
+            }
             Err(failure) => {
                 let failed_us = self.door.running_us();
                 let making = Making { named, failure: failure.clone(), failed_us };

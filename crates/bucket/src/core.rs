@@ -93,6 +93,11 @@ impl<D: Door> Core<D> {
         Duration::from_micros(self.door.running_us().saturating_sub(running_us))
     }
 
+    /// Returns an id that nothing else has, and that sorts by the time: a stamp and random bits.
+    pub(crate) fn new_uuid(&self) -> u128 {
+        u128::from(self.door.wall_us()) << 64 | u128::from(self.door.random())
+    }
+
     /// Returns the wall clock in milliseconds.
     pub(crate) fn wall_ms(&self) -> u64 {
         self.door.wall_us() / 1000

@@ -6,20 +6,19 @@ use objects::{Assertion, Name, ObjectChange};
 
 use crate::api::{Bucket, Client, Conditions};
 use crate::change::{
-    Change, Fate, KeyView, SeenKey, StrayView, Verdict, check_unversioned, is_unchanged,
-    judge_change,
+    Change, Fate, KeyView, StrayView, Verdict, check_unversioned, is_unchanged, judge_change,
+    unversioned_key, waste_of,
 };
 use crate::core::{Core, Result};
 use crate::door::Door;
-use crate::failure::Failure;
-use crate::names::Key;
-use crate::strays::{self, Stray};
+use crate::names::{Key, stray_beside};
+use crate::strays;
 use crate::views::operation;
 
 struct Delete {
     conditions: Conditions,
-    /// Names the object's data once no key does.
-    stray: Name,
+    /// Of the stray that names the object's data once no key does.
+    stray: u128,
 }
 
 impl Change for Delete {
@@ -27,15 +26,12 @@ impl Change for Delete {
 
     fn judge(&mut self, name: &Name, found: &KeyView, _wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
-        let Some(SeenKey { version, head, waste }) = found else { return Ok(Verdict::Nothing) };
-        if head.key.has_versions || head.key.is_indexed {
-            let what = "a DELETE of a key with versions or tags".into();
-            return Err(Failure::NotImplemented { what });
-        }
-        let assertion = Assertion::Version(*version);
+        let Some(seen) = found else { return Ok(Verdict::Nothing) };
+        unversioned_key(found, "a DELETE of")?;
+        let assertion = Assertion::Version(seen.version);
         let mut remove = operation(name, [assertion], [ObjectChange::Remove]);
-        if let Some(waste) = waste {
-            remove.objects.push(strays::create(&self.stray, &Stray::Garbage(waste.clone())));
+        if let Some(garbage) = waste_of(found) {
+            remove.objects.push(strays::create(&stray_beside(name, self.stray)?, &garbage));
         }
         Ok(Verdict::Send(remove))
     }
@@ -49,8 +45,8 @@ impl Change for Delete {
         }
     }
 
-    fn is_conditional(&self) -> bool {
-        self.conditions.if_match.is_some() || self.conditions.if_none_match.is_some()
+    fn conditions(&self) -> &Conditions {
+        &self.conditions
     }
 
     fn goes_without_look(&self) -> bool {
@@ -71,8 +67,7 @@ impl<D: Door> Core<D> {
         let name = bucket.key_name(key)?;
         check_unversioned(bucket)?;
         let bucket = Arc::new(bucket.clone());
-        let stray = self.new_stray(bucket.as_ref(), key)?;
-        let delete = Delete { conditions: conditions.clone(), stray };
+        let delete = Delete { conditions: conditions.clone(), stray: self.new_uuid() };
         let commit = self.clone().commit(client.clone(), bucket.clone(), key.clone(), delete);
         self.answer(client, async {
             self.run(&name, commit).await?;

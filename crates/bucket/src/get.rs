@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use objects::{Field, Name, Read, ReadAnswer};
+use objects::Name;
 
 use crate::api::{Bucket, ByteRange, Conditions, Data, Found, Kept, Metadata};
 use crate::change::judge_read;
-use crate::core::{Core, DATA_SIZE_MAX, RECORDS_SIZE_MAX, Result, not_asked};
+use crate::core::{Core, Result};
 use crate::door::Door;
 use crate::failure::Failure;
 use crate::head::{Head, VersionHead};
@@ -83,9 +83,9 @@ impl<D: Door> Core<D> {
     ) -> Result<SeenObject> {
         let name = bucket.key_name(key)?;
         let damaged = |what: String| Failure::Damaged { what: format!("{what} (key {key})") };
-        let (found, values) =
-            self.look_at_records(&name, &[RecordKey::NullMeta, RecordKey::NullData]).await?;
-        let Head { current, .. } = found.ok_or(Failure::NoSuchKey)?;
+        let records = [RecordKey::NullMeta, RecordKey::NullData];
+        let look = self.look_at_records(&name, &records, None).await?;
+        let (_, Head { current, .. }) = look.head.ok_or(Failure::NoSuchKey)?;
         if current.is_hidden {
             return Err(Failure::Hidden { version_id: current.version_id().to_string() });
         }
@@ -94,7 +94,7 @@ impl<D: Door> Core<D> {
         if !current.is_null {
             return Err(not_yet("a GET of a key with versions"));
         }
-        let [Some(meta), Some(content)] = &values[..] else {
+        let [Some(meta), Some(content)] = &look.records[..] else {
             return Err(damaged("records of the current version are not there".into()));
         };
         let meta = Meta::decode(meta).map_err(|bad| damaged(bad.to_string()))?;
@@ -119,40 +119,16 @@ impl<D: Door> Core<D> {
         name: &Name,
         version: VersionStamp,
     ) -> Result<Option<Content>> {
-        let (found, values) = self.look_at_records(name, &[RecordKey::NullData]).await?;
-        let Some(Head { current, .. }) = found.filter(|head| head.current.id == version) else {
+        let look = self.look_at_records(name, &[RecordKey::NullData], None).await?;
+        let current = look.head.map(|(_, head)| head.current);
+        let Some(current) = current.filter(|current| current.id == version) else {
             return Ok(None);
         };
-        let content = values.first().and_then(Option::as_ref).map(|it| Content::decode(it));
+        let content = look.records.first().and_then(Option::as_ref).map(|it| Content::decode(it));
         match content {
             Some(Ok(content)) if current.is_large => Ok(Some(content)),
             _ => Err(Failure::Damaged { what: format!("a large object has no places ({name:?})") }),
         }
-    }
-
-    /// Looks at the head of a key and at some of its records, at one moment.
-    async fn look_at_records(
-        &self,
-        name: &Name,
-        records: &[RecordKey],
-    ) -> Result<(Option<Head>, Vec<Option<Bytes>>)> {
-        let fields = records.iter().map(|key| Field::Record(key.encode())).collect();
-        let reads = vec![
-            Read::Data { name: name.clone(), offset: 0, length: DATA_SIZE_MAX },
-            Read::Values { name: name.clone(), fields, size_max: RECORDS_SIZE_MAX },
-        ];
-        let mut answers = self.door.look(reads).await?.into_iter();
-        let (found, values) = match (answers.next(), answers.next(), answers.next()) {
-            (Some(ReadAnswer::Data(found)), Some(ReadAnswer::Values(values)), None) => {
-                (found, values)
-            }
-            _ => return Err(not_asked()),
-        };
-        let Some((_, data)) = found else { return Ok((None, Vec::new())) };
-        let head = Head::decode(&data)
-            .map_err(|bad| Failure::Damaged { what: format!("{bad} ({name:?})") })?;
-        let values = values.into_iter().map(|value| value.map(Into::into));
-        Ok((Some(head), values.collect()))
     }
 }
 

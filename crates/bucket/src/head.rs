@@ -186,6 +186,17 @@ impl ChecksumKind {
     }
 }
 
+impl ChecksumShape {
+    pub(crate) const fn number(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_number(number: u8) -> Option<ChecksumShape> {
+        let mut shapes = [ChecksumShape::Whole, ChecksumShape::Parts].into_iter();
+        shapes.find(|shape| shape.number() == number)
+    }
+}
+
 impl VersionHead {
     /// Returns the id as clients name it.
     pub fn version_id(&self) -> VersionId {
@@ -238,7 +249,7 @@ impl Head {
         out.u8(FORMAT);
         out.u8(current.etag_kind as u8);
         out.u8(current.checksum.as_ref().map_or(0, |it| it.kind.number()));
-        out.u8(current.checksum_shape as u8);
+        out.u8(current.checksum_shape.number());
         out.u8(current.storage_class);
         out.u8(current.lock.mode as u8);
         out.u8(current.lock.is_held.into());
@@ -295,11 +306,7 @@ fn decode(bytes: &[u8]) -> Option<Head> {
         0 => None,
         number => Some(ChecksumKind::from_number(number)?),
     };
-    let checksum_shape = match from.u8()? {
-        0 => ChecksumShape::Whole,
-        1 => ChecksumShape::Parts,
-        _ => return None,
-    };
+    let checksum_shape = ChecksumShape::from_number(from.u8()?)?;
     let storage_class = from.u8()?;
     let mode = match from.u8()? {
         0 => LockMode::None,

@@ -11,19 +11,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use base::MIB;
+use base::checksum::crc32c;
 use base::planted::{self, Bug};
 use bytes::Bytes;
 use objects::{Field, Name, Read, ReadAnswer};
 
 use crate::api::Kept;
-use crate::core::{Core, RECORDS_SIZE_MAX, Result, encode, not_asked};
+use crate::core::{Core, RECORDS_SIZE_MAX, Result, not_asked};
 use crate::door::{Door, DoorError, Piece, UNIT};
 use crate::failure::Failure;
 use crate::head::VersionHead;
-use crate::names::{IndexName, VersionStamp};
+use crate::names::{VersionStamp, parts_beside};
 use crate::parts::{self, Part, PartKey};
 use crate::records::{Content, Place};
-use crate::storing::checksum;
 use crate::waiting::{Taker, result};
 
 /// How many pieces are read ahead of the one that is delivered.
@@ -141,7 +141,7 @@ impl<D: Door> Core<D> {
             _ => return Ok(Fetched::Hole),
         };
         let expected = extent.checksums.get((whole.start / MIB) as usize);
-        if expected != Some(&checksum(&bytes)) && !planted::on(Bug::HoleIsZeros) {
+        if expected != Some(&crc32c(&bytes).get()) && !planted::on(Bug::HoleIsZeros) {
             return Ok(Fetched::Wrong);
         }
         let part = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
@@ -190,8 +190,8 @@ fn joined(mut pieces: Vec<Piece>, length: u64) -> Result<Option<Bytes>> {
     if pieces.iter().any(is_hole) && !planted::on(Bug::HoleIsZeros) {
         return Ok(None);
     }
-    let bytes = match (&mut pieces[..], length) {
-        ([Piece::Data(bytes)], _) => std::mem::take(bytes),
+    let bytes = match &mut pieces[..] {
+        [Piece::Data(bytes)] => std::mem::take(bytes),
         _ => {
             let mut all = Vec::with_capacity(length as usize);
             for piece in pieces {
@@ -219,11 +219,7 @@ impl<D: Door> Core<D> {
                 Source::Places(Arc::new(Extent { places, checksums }))
             }
             Content::Manifest { upload, .. } => {
-                let Some(IndexName::Key { bucket, locator, .. }) = IndexName::decode(name.bytes())
-                else {
-                    return Err(damaged("the name of a key is malformed"));
-                };
-                let parts = encode(&IndexName::Parts { bucket, uuid: upload, locator })?;
+                let parts = parts_beside(name, upload)?;
                 let Some(table) = self.value_of(&parts, parts::table()).await? else {
                     return Ok(None);
                 };
@@ -293,23 +289,19 @@ impl<D: Door> DataReader<D> {
                 Some(_) => Err(Failure::Damaged { what: format!("parts are gone ({name:?})") }),
             };
         };
-        let (next, size) = (range.start, version.size);
-        let version = version.id;
-        let (ahead, first) = (VecDeque::new(), None);
-        let extent = None;
         let mut reader = DataReader {
             core,
             name,
-            version,
-            size,
+            version: version.id,
+            size: version.size,
             source,
-            extent,
+            extent: None,
             kept,
+            next: range.start,
             left: range,
-            next,
-            ahead,
+            ahead: VecDeque::new(),
             ahead_max: 1,
-            first,
+            first: None,
         };
         reader.first = reader.piece().await?;
         reader.ahead_max = AHEAD;

@@ -65,7 +65,6 @@ pub use api::{
 };
 pub use buckets::{BUCKETS_COUNT_MAX, check_bucket_name};
 pub use change::{TRIED_FOR, TRIES_MAX};
-pub use complete::can_be_whole;
 pub use core::{READ_SLOW, Result, TASKS_MAX, TASKS_OF_PG_MAX};
 pub use door::{ContainerId, Door, DoorError, Executed, Layout, ListQuery, Piece, Session, UNIT};
 pub use failure::Failure;

@@ -17,9 +17,7 @@ use base::Version;
 use base::planted::{self, Bug};
 use bytes::Bytes;
 use objects::listing::PAGE_SIZE_MAX;
-use objects::{
-    Assertion, Listing, Name, ObjectChange, ObjectSteps, Operation, PageEntry, Read, ReadAnswer,
-};
+use objects::{Assertion, Listing, Name, ObjectChange, Operation, PageEntry, Read, ReadAnswer};
 
 use crate::api::{Bucket, Client, Expected, NewPart, NewUpload, OpenUpload, PartInfo, UploadId};
 use crate::change::check_unversioned;
@@ -29,12 +27,13 @@ use crate::door::{Door, DoorError, ListQuery};
 use crate::failure::Failure;
 use crate::head::BadBytes;
 use crate::large::Extent;
-use crate::names::{IndexName, Key, Locator, Shards, front};
+use crate::names::{IndexName, Key, Locator, Shards, front, stray_beside};
 use crate::parts::{self, Done, OpenRecord, Part, PartKey};
 use crate::put::{BODY_MAX, encoded_meta};
 use crate::records::{PARTS_MAX, Place};
 use crate::storing::Storing;
 use crate::strays::{self, Stray, Waste};
+use crate::views::steps;
 
 /// How often a part is judged again, while others put the same part.
 const TRIES_MAX: u32 = 16;
@@ -107,15 +106,6 @@ impl Bucket {
     }
 }
 
-/// Returns the part of an operation that concerns one object.
-pub(crate) fn steps(
-    name: &Name,
-    assertions: Vec<Assertion>,
-    changes: Vec<ObjectChange>,
-) -> ObjectSteps {
-    ObjectSteps { name: name.clone(), assertions, changes }
-}
-
 impl<D: Door> Core<D> {
     pub(crate) async fn begin_upload(
         self: &Arc<Self>,
@@ -132,7 +122,7 @@ impl<D: Door> Core<D> {
             return Err(Failure::NotImplemented { what });
         }
         let meta = encoded_meta(&new.metadata)?;
-        let id = UploadId(u128::from(self.door.wall_us()) << 64 | u128::from(self.door.random()));
+        let id = UploadId(self.new_uuid());
         let names = bucket.upload_names(key, id)?;
         let record = OpenRecord {
             checksum: new.checksum,
@@ -239,7 +229,7 @@ impl<D: Door> Core<D> {
     ) -> Result<()> {
         self.open_upload(names, key).await?;
         let garbage = Stray::Garbage(Waste::AllParts(upload.0));
-        let stray = self.new_stray(bucket, key)?;
+        let stray = stray_beside(&bucket.key_name(key)?, self.new_uuid())?;
         let is_open = match planted::on(Bug::AbortWithoutOpen) {
             true => Assertion::Exists,
             false => Assertion::Has(parts::open()),
@@ -290,7 +280,8 @@ impl<D: Door> Core<D> {
         let mut from = PartKey::Part(first).encode();
         loop {
             let count = count_max + 1 - infos.len();
-            let (records, next) = self.part_records(&names.parts, from, count).await?;
+            let page = self.records_of_upload(&names.parts, b"P".to_vec(), from, count).await?;
+            let (records, next, _) = page;
             for (key, value) in records {
                 let PartKey::Part(number) = key else { continue };
                 let part = Part::decode(&value)
@@ -306,18 +297,6 @@ impl<D: Door> Core<D> {
                 None => return Ok((upload, infos, None)),
             }
         }
-    }
-
-    /// Returns a page of records `P`, from a key on, and where the next page begins.
-    pub(crate) async fn part_records(
-        &self,
-        name: &Name,
-        from: Vec<u8>,
-        count_max: usize,
-    ) -> Result<(Vec<(PartKey, Bytes)>, Option<Vec<u8>>)> {
-        let prefix = b"P".to_vec();
-        let (records, next, _) = self.records_of_upload(name, prefix, from, count_max).await?;
-        Ok((records, next))
     }
 
     /// Returns a page of records of `p`, where the next one begins, and the version of `p`; `None`: it is
@@ -606,7 +585,7 @@ impl<D: Door> PartUpload<D> {
         let work = async move {
             let extent = match storing {
                 None => Extent { places: Vec::new(), checksums: Vec::new() },
-                Some(mut storing) => storing.finish().await?.extent.clone(),
+                Some(mut storing) => storing.finish().await?.0,
             };
             let modified_ms = task_core.wall_ms();
             let part = Part { size, md5, checksum, modified_ms, extent };

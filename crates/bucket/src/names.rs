@@ -130,6 +130,13 @@ pub struct VersionStamp {
     pub random: u64,
 }
 
+impl VersionStamp {
+    /// Returns both halves as one id.
+    pub(crate) fn uuid(self) -> u128 {
+        u128::from(self.stamp) << 64 | u128::from(self.random)
+    }
+}
+
 impl VersionId {
     /// Reads what `Display` writes. `None`: it is no version id.
     pub fn parse(text: &str) -> Option<VersionId> {
@@ -520,6 +527,34 @@ pub(crate) fn number(bytes: &[u8]) -> Option<u64> {
 /// Returns how many bytes of six bits so many bytes take.
 const fn six_size(size: usize) -> usize {
     (size * 8).div_ceil(6)
+}
+
+/// Returns which bucket, key and locator the name of a key or of a stray says. `None`: it is none.
+fn place_in_bucket(name: &Name) -> Option<(BucketId, Key, Locator)> {
+    match IndexName::decode(name.bytes())? {
+        IndexName::Key { bucket, key, locator } | IndexName::Stray { bucket, key, locator, .. } => {
+            Some((bucket, key, locator))
+        }
+        _ => None,
+    }
+}
+
+fn no_key(name: &Name) -> Failure {
+    Failure::Damaged { what: format!("the name of a key is malformed ({name:?})") }
+}
+
+/// Returns the name of a stray of a key, in the shard of the key.
+pub(crate) fn stray_beside(key: &Name, uuid: u128) -> Result<Name, Failure> {
+    let (bucket, key, locator) = place_in_bucket(key).ok_or_else(|| no_key(key))?;
+    let name = IndexName::Stray { bucket, key, uuid, locator }.encode();
+    name.ok_or(Failure::KeyTooLong)
+}
+
+/// Returns the name of the parts of an upload, in the shard of its key or of a stray of it.
+pub(crate) fn parts_beside(key: &Name, uuid: u128) -> Result<Name, Failure> {
+    let (bucket, _, locator) = place_in_bucket(key).ok_or_else(|| no_key(key))?;
+    let name = IndexName::Parts { bucket, uuid, locator }.encode();
+    name.ok_or_else(|| no_key(key))
 }
 
 /// Returns a 128-bit id as it stands in names.

@@ -28,7 +28,7 @@ use crate::api::{Checksum, ChecksumKind, ChecksumShape, ETag, PartInfo};
 use crate::head::{BadBytes, VersionHead};
 use crate::large::Extent;
 use crate::names::{VersionStamp, ordered};
-use crate::records::{PARTS_MAX, PLACES_MAX, Place};
+use crate::records::{self, PARTS_MAX, Place};
 
 /// The least bytes of a part that is not the last one: 5 MiB, as in S3.
 pub const PART_SIZE_MIN: u64 = 5 << 20;
@@ -104,7 +104,7 @@ impl OpenRecord {
         let mut out = Writer::default();
         out.u8(FORMAT);
         out.u8(self.checksum.number());
-        out.u8(shape_number(self.checksum_shape));
+        out.u8(self.checksum_shape.number());
         out.bytes.extend_from_slice(&[0; 5]);
         out.u64(self.created_ms);
         out.u8(self.owner.len() as u8);
@@ -122,27 +122,12 @@ fn decode_open(bytes: &[u8]) -> Option<OpenRecord> {
     let mut from = Reader::new(bytes);
     (from.u8()? == FORMAT).then_some(())?;
     let checksum = ChecksumKind::from_number(from.u8()?)?;
-    let checksum_shape = shape_of(from.u8()?)?;
+    let checksum_shape = ChecksumShape::from_number(from.u8()?)?;
     (from.take(5)? == [0; 5]).then_some(())?;
     let (created_ms, size) = (from.u64()?, from.u8()?);
     let owner = std::str::from_utf8(from.take(size.into())?).ok()?.to_owned();
     let meta = bytes.get(17 + usize::from(size)..)?.to_vec();
     Some(OpenRecord { checksum, checksum_shape, created_ms, owner, meta })
-}
-
-fn shape_number(shape: ChecksumShape) -> u8 {
-    match shape {
-        ChecksumShape::Whole => 0,
-        ChecksumShape::Parts => 1,
-    }
-}
-
-fn shape_of(number: u8) -> Option<ChecksumShape> {
-    match number {
-        0 => Some(ChecksumShape::Whole),
-        1 => Some(ChecksumShape::Parts),
-        _ => None,
-    }
 }
 
 /// Returns the data of `p`.
@@ -191,24 +176,10 @@ impl PartKey {
     }
 }
 
-fn write_places(out: &mut Writer, places: &[Place]) {
-    assert!(places.len() <= PLACES_MAX);
-    out.u8(places.len() as u8);
-    places.iter().for_each(|place| place.write(out));
-}
-
-fn take_places(from: &mut Reader<'_>) -> Option<Vec<Place>> {
-    let count = usize::from(from.u8()?);
-    if count > PLACES_MAX {
-        return None;
-    }
-    (0..count).map(|_| Place::read(from)).collect()
-}
-
 /// Returns the value of a record `i` or `g`.
 pub(crate) fn places(places: &[Place]) -> Vec<u8> {
     let mut out = Writer::default();
-    write_places(&mut out, places);
+    records::write_places(&mut out, places);
     out.bytes
 }
 
@@ -219,7 +190,7 @@ pub(crate) fn read_places(key: PartKey, value: &[u8]) -> Result<Vec<Place>, BadB
         PartKey::Part(_) => Part::decode(value).map(|part| part.extent.places),
         PartKey::Writing(..) | PartKey::Garbage(..) => {
             let mut from = Reader::new(value);
-            take_places(&mut from).filter(|_| from.is_at_end()).ok_or(bad)
+            records::read_places(&mut from).filter(|_| from.is_at_end()).ok_or(bad)
         }
     }
 }
@@ -236,7 +207,7 @@ impl Part {
         let mut value = self.checksum.value.clone();
         value.resize(CHECKSUM_SIZE_MAX, 0);
         out.bytes.extend_from_slice(&value);
-        write_places(&mut out, &self.extent.places);
+        records::write_places(&mut out, &self.extent.places);
         self.extent.checksums.iter().for_each(|checksum| out.u32(*checksum));
         out.bytes
     }
@@ -265,7 +236,7 @@ fn decode_part(bytes: &[u8]) -> Option<Part> {
     let md5 = from.take(16)?.try_into().ok()?;
     let (value, zeros) = from.take(CHECKSUM_SIZE_MAX)?.split_at(kind.size());
     zeros.iter().all(|byte| *byte == 0).then_some(())?;
-    let places = take_places(&mut from)?;
+    let places = records::read_places(&mut from)?;
     let sum = places.iter().try_fold(0u64, |sum, place| sum.checked_add(place.length))?;
     (sum == size).then_some(())?;
     let mut checksums = Vec::new();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use base::KIB;
 use base::planted::{self, Bug};
 use bytes::Bytes;
-use objects::{Assertion, Field, Name, ObjectChange};
+use objects::{Name, ObjectChange};
 
 use crate::api::{
     ANSWER_WITHIN, Bucket, Checksum, ChecksumShape, Client, Conditions, ETag, Expected, Metadata,
@@ -15,15 +15,16 @@ use crate::api::{
 };
 use crate::change::{
     Change, Fate, KeyView, StrayView, Verdict, check_unversioned, is_unchanged, judge_change,
+    next_stamp, put_null_version, unversioned_key, waste_of,
 };
 use crate::core::{Core, Result};
 use crate::digests::{Digests, compare};
 use crate::door::Door;
 use crate::failure::Failure;
-use crate::head::{ETagKind, Head, KeyState, Lock, VersionHead};
+use crate::head::{ETagKind, Lock, VersionHead};
 use crate::large::Extent;
-use crate::names::{BucketId, Key, VersionStamp};
-use crate::records::{Content, Meta, RecordKey};
+use crate::names::{BucketId, Key, VersionStamp, stray_beside};
+use crate::records::{Content, Meta};
 use crate::storing::{OwnStray, Storing, was_collected};
 use crate::strays::{self, Stray};
 use crate::views::operation;
@@ -148,30 +149,33 @@ impl<D: Door> Upload<D> {
             return Err(Failure::TooLarge { size_max });
         }
         self.digests.update(&bytes);
+        let short = match &mut self.body {
+            Body::Long(storing) => return storing.write(&bytes).await,
+            Body::Short(body) => body,
+        };
+        short.extend_from_slice(&bytes);
         let data_pool = self.core.data_pool(&self.bucket);
         let inline_max = self.core.settings.inline_max(data_pool.is_some());
-        if let Body::Short(body) = &mut self.body {
-            body.extend_from_slice(&bytes);
-            // What is known to be long does not wait until it is.
-            if self.new.length.unwrap_or(self.size) <= inline_max {
-                return Ok(());
-            }
-            let pool = data_pool.expect("more than the most bytes were refused").to_owned();
-            let body = std::mem::take(body);
-            let (core, kept) = (self.core.clone(), self.new.kept.clone());
-            let length = self.new.length;
-            let begin = Storing::begin(core, &self.bucket, &self.key, pool, length, kept);
-            self.body = match first_of(begin, self.core.door.sleep(ANSWER_WITHIN)).await {
-                First::One(storing) => Body::Long(Box::new(storing?)),
-                First::Other(()) => {
-                    return Err(Failure::Unavailable { why: "the cluster is slow".into() });
-                }
-            };
-            let Body::Long(storing) = &mut self.body else { unreachable!("it was just set") };
-            return storing.write(&body).await;
+        // What is known to be long does not wait until it is.
+        if self.new.length.unwrap_or(self.size) <= inline_max {
+            return Ok(());
         }
-        let Body::Long(storing) = &mut self.body else { unreachable!("it is not short") };
-        storing.write(&bytes).await
+        let pool = data_pool.expect("more than the most bytes were refused").to_owned();
+        let short = std::mem::take(short);
+        let mut storing = Box::new(self.begin_storing(pool).await?);
+        let written = storing.write(&short).await;
+        self.body = Body::Long(storing);
+        written
+    }
+
+    /// Begins to store the body in containers.
+    async fn begin_storing(&self, pool: String) -> Result<Storing<D>> {
+        let (core, kept) = (self.core.clone(), self.new.kept.clone());
+        let begin = Storing::begin(core, &self.bucket, &self.key, pool, self.new.length, kept);
+        match first_of(begin, self.core.door.sleep(ANSWER_WITHIN)).await {
+            First::One(storing) => storing,
+            First::Other(()) => Err(Failure::Unavailable { why: "the cluster is slow".into() }),
+        }
     }
 
     /// The body is complete: puts the object, if what the client says of the body is right.
@@ -183,16 +187,14 @@ impl<D: Door> Upload<D> {
         let (md5, checksum) = digests.finish();
         compare(&expected, &md5, &checksum)?;
         let name = bucket.key_name(&key)?;
-        let stray = core.new_stray(&bucket, &key)?;
         let work = {
             let (core, client, bucket) = (core.clone(), client.clone(), bucket.clone());
             async move {
-                let (content, stored) = match body {
+                let (content, own) = match body {
                     Body::Short(body) => (Content::Inline(body.into()), None),
                     Body::Long(mut storing) => {
-                        let stored = storing.finish().await?;
-                        let Extent { places, checksums } = stored.extent.clone();
-                        (Content::Places { places, checksums }, Some(stored))
+                        let (Extent { places, checksums }, own) = storing.finish().await?;
+                        (Content::Places { places, checksums }, own)
                     }
                 };
                 let put = Put {
@@ -202,16 +204,15 @@ impl<D: Door> Upload<D> {
                     checksum,
                     size,
                     meta,
-                    is_large: stored.is_some(),
+                    is_large: own.is_some(),
                     content: content.encode(),
                     random: core.door.random(),
-                    stray,
-                    own: stored.as_ref().and_then(|stored| stored.stray().cloned()),
+                    own: own.clone(),
                     judged: None,
                 };
-                let committed = core.commit(client, bucket, key, put).await;
-                if let Some(stored) = stored {
-                    stored.end(committed.is_ok()).await;
+                let committed = core.clone().commit(client, bucket, key, put).await;
+                if let Some(own) = own.filter(|_| committed.is_err()) {
+                    core.give_up_stray(&own).await;
                 }
                 committed
             }
@@ -266,8 +267,6 @@ struct Put {
     content: Vec<u8>,
     /// The random half of its version.
     random: u64,
-    /// Names the data that is replaced, if the upload has no stray of its own.
-    stray: Name,
     /// The stray that names the data until a key does.
     own: Option<OwnStray>,
     /// The head that was last decided.
@@ -279,18 +278,13 @@ impl Change for Put {
 
     fn judge(&mut self, name: &Name, found: &KeyView, wall_us: u64) -> Result<Verdict> {
         judge_change(&self.conditions, found)?;
-        let key = found.as_ref().map_or(KeyState::default(), |it| it.head.key);
-        if key.has_versions || key.is_indexed {
-            let what = "a PUT over a key with versions or tags".into();
-            return Err(Failure::NotImplemented { what });
-        }
-        // Clocks may go back: the order of versions does not.
-        let stamp = wall_us.max(key.highest_stamp.saturating_add(1));
+        let key = unversioned_key(found, "a PUT over")?;
+        let id = VersionStamp { stamp: next_stamp(key, wall_us), random: self.random };
         let current = VersionHead {
             is_hidden: false,
             is_null: true,
             is_large: self.is_large,
-            id: VersionStamp { stamp, random: self.random },
+            id,
             size: self.size,
             modified_ms: wall_us / 1000,
             etag: self.etag,
@@ -301,25 +295,11 @@ impl Change for Put {
             lock: Lock::default(),
             owner: self.owner.clone(),
         };
-        self.judged = Some(current.clone());
-        let key = KeyState { null_stamp: stamp, highest_stamp: stamp, ..key };
-        let assertion = match found {
-            Some(seen) => Assertion::Version(seen.version),
-            None => Assertion::Absent,
-        };
-        let set = |key: RecordKey, value: &Vec<u8>| {
-            ObjectChange::Set(Field::Record(key.encode()), value.clone())
-        };
-        let changes = [
-            ObjectChange::Put(Head { current, key }.encode()),
-            set(RecordKey::NullMeta, &self.meta),
-            set(RecordKey::NullData, &self.content),
-        ];
-        let mut commit = operation(name, [assertion], changes);
+        let records = (&self.meta[..], &self.content[..]);
+        let mut commit = put_null_version(name, found, (key, &current), records);
+        self.judged = Some(current);
         // What was replaced has a name until it is given back.
-        let waste = found.as_ref().and_then(|it| it.waste.clone());
-        let waste = waste.filter(|_| !planted::on(Bug::ReplacedForgotten));
-        let garbage = waste.map(Stray::Garbage);
+        let garbage = waste_of(found).filter(|_| !planted::on(Bug::ReplacedForgotten));
         match (&self.own, garbage) {
             (Some(own), garbage) => {
                 let mut steps = strays::change(&own.name, own.version, garbage.as_ref());
@@ -328,7 +308,9 @@ impl Change for Put {
                 }
                 commit.objects.push(steps);
             }
-            (None, Some(garbage)) => commit.objects.push(strays::create(&self.stray, &garbage)),
+            (None, Some(garbage)) => {
+                commit.objects.push(strays::create(&stray_beside(name, id.uuid())?, &garbage));
+            }
             (None, None) => {}
         }
         Ok(Verdict::Send(commit))
@@ -362,8 +344,8 @@ impl Change for Put {
         self.own.as_ref().filter(|_| object > 0).map(|_| was_collected())
     }
 
-    fn is_conditional(&self) -> bool {
-        self.conditions.if_match.is_some() || self.conditions.if_none_match.is_some()
+    fn conditions(&self) -> &Conditions {
+        &self.conditions
     }
 
     fn goes_without_look(&self) -> bool {

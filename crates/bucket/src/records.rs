@@ -158,15 +158,31 @@ pub struct Place {
     pub length: u64,
 }
 
+/// Writes places with their count. Requires: there are no more than [`PLACES_MAX`].
+pub(crate) fn write_places(out: &mut Writer, places: &[Place]) {
+    assert!(places.len() <= PLACES_MAX);
+    out.u8(places.len() as u8);
+    places.iter().for_each(|place| place.write(out));
+}
+
+/// Reads what [`write_places`] wrote. `None`: there are too many, or one of them cannot be.
+pub(crate) fn read_places(from: &mut Reader<'_>) -> Option<Vec<Place>> {
+    let count = usize::from(from.u8()?);
+    if count > PLACES_MAX {
+        return None;
+    }
+    (0..count).map(|_| Place::read(from)).collect()
+}
+
 impl Place {
-    pub(crate) fn write(&self, out: &mut Writer) {
+    fn write(&self, out: &mut Writer) {
         out.u128(self.container);
         out.u64(self.offset);
         out.u64(self.length);
     }
 
     /// Reads what `write` wrote. `None`: there can be no such place.
-    pub(crate) fn read(from: &mut Reader<'_>) -> Option<Place> {
+    fn read(from: &mut Reader<'_>) -> Option<Place> {
         let place = Place { container: from.u128()?, offset: from.u64()?, length: from.u64()? };
         let end = place.offset.checked_add(place.length)?;
         let is_valid =
@@ -292,8 +308,7 @@ impl Content {
                 assert!((1..=PLACES_MAX).contains(&places.len()));
                 assert!(Some(checksums.len() as u64) == checksums_count(places));
                 out.u8(PLACES);
-                out.u8(places.len() as u8);
-                places.iter().for_each(|place| place.write(&mut out));
+                write_places(&mut out, places);
                 checksums.iter().for_each(|checksum| out.u32(*checksum));
             }
             Content::Manifest { upload, count, part_size } => {
@@ -328,12 +343,7 @@ fn decode_content(bytes: &[u8]) -> Option<Content> {
     let content = match from.u8()? {
         INLINE => return Some(Content::Inline(Bytes::copy_from_slice(&bytes[2..]))),
         PLACES => {
-            let count = usize::from(from.u8()?);
-            if !(1..=PLACES_MAX).contains(&count) {
-                return None;
-            }
-            let places: Vec<Place> =
-                (0..count).map(|_| Place::read(&mut from)).collect::<Option<_>>()?;
+            let places = read_places(&mut from).filter(|places| !places.is_empty())?;
             let mut checksums = Vec::new();
             while !from.is_at_end() {
                 checksums.push(from.u32()?);

@@ -26,7 +26,7 @@ use crate::core::{Core, Result};
 use crate::door::{Door, DoorError, Layout, UNIT};
 use crate::failure::Failure;
 use crate::large::Extent;
-use crate::names::Key;
+use crate::names::{Key, stray_beside};
 use crate::records::{PLACES_MAX, Place};
 use crate::strays::{self, Stray, Waste};
 use crate::waiting::{Taker, result};
@@ -116,13 +116,6 @@ impl Checksums {
     }
 }
 
-/// Returns the CRC-32C of bytes.
-pub(crate) fn checksum(bytes: &[u8]) -> u32 {
-    let mut crc = Crc::new(CrcAlgorithm::Crc32Iscsi);
-    crc.update(bytes);
-    crc.finalize() as u32
-}
-
 impl<D: Door> Storing<D> {
     /// Takes a place for a part of an upload, and names it with an operation: what it returns for a place. A
     /// part without bytes has no place, and no name.
@@ -149,7 +142,7 @@ impl<D: Door> Storing<D> {
         length: Option<u64>,
         kept: Kept,
     ) -> Result<Storing<D>> {
-        let name = core.new_stray(bucket, key)?;
+        let name = stray_beside(&bucket.key_name(key)?, core.new_uuid())?;
         let room = length.unwrap_or(FIRST_PLACE);
         let NewPlace { place, session, layout } = core.new_place(&data_pool, room).await?;
         let stray = Stray::Writing(Waste::Places(vec![place]));
@@ -170,13 +163,14 @@ impl<D: Door> Storing<D> {
     }
 
     /// The body is complete: writes the rest, and waits until all of it is durable.
-    pub(crate) async fn finish(&mut self) -> Result<Stored<D>> {
+    /// Returns where it lies, and the stray that names its places until a commit does. From then on it is the
+    /// caller who gives that up.
+    pub(crate) async fn finish(&mut self) -> Result<(Extent, Option<OwnStray>)> {
         let upload = self.upload.as_mut().expect("it has not ended");
         upload.finish().await?;
         let upload = self.upload.take().expect("it has not ended");
         let places = upload.places_of_data();
-        let extent = Extent { places, checksums: upload.checksums.finish() };
-        Ok(Stored { core: upload.core, stray: upload.stray, extent })
+        Ok((Extent { places, checksums: upload.checksums.finish() }, upload.stray))
     }
 }
 
@@ -197,39 +191,10 @@ impl<D: Door> Drop for Storing<D> {
     }
 }
 
-/// A body that lies in containers, and that no key names yet.
-pub(crate) struct Stored<D: Door> {
-    core: Arc<Core<D>>,
-    stray: Option<OwnStray>,
-    pub(crate) extent: Extent,
-}
-
-impl<D: Door> Stored<D> {
-    pub(crate) fn stray(&self) -> Option<&OwnStray> {
-        self.stray.as_ref()
-    }
-
-    /// A commit was sent that names it, whatever its outcome: what is not committed is given up.
-    pub(crate) async fn end(mut self, is_committed: bool) {
-        let Some(stray) = self.stray.take() else { return };
-        if !is_committed {
-            self.core.give_up_stray(&stray).await;
-        }
-    }
-}
-
-impl<D: Door> Drop for Stored<D> {
-    fn drop(&mut self) {
-        let Some(stray) = self.stray.take() else { return };
-        let core = self.core.clone();
-        self.core.door.spawn(async move { core.give_up_stray(&stray).await });
-    }
-}
-
 impl<D: Door> Core<D> {
     /// Makes an upload's stray garbage, unless a commit has taken it. If this fails the collector does it.
     /// Requires: all writes have ended.
-    async fn give_up_stray(&self, stray: &OwnStray) {
+    pub(crate) async fn give_up_stray(&self, stray: &OwnStray) {
         let garbage = Stray::Garbage(Waste::Places(stray.places.clone()));
         let steps = strays::change(&stray.name, stray.version, Some(&garbage));
         let changed = self.door.execute(Operation { objects: vec![steps] }).await;
@@ -438,6 +403,8 @@ pub(crate) fn was_collected() -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use base::crc32c;
+
     use super::*;
 
     #[test]
@@ -446,7 +413,8 @@ mod tests {
         for piece in [1_000, 65_536, 1 << 20, 3 << 20] {
             let mut checksums = Checksums::new();
             bytes.chunks(piece).for_each(|bytes| checksums.update(bytes));
-            let expected: Vec<u32> = bytes.chunks(MIB as usize).map(checksum).collect();
+            let expected: Vec<u32> =
+                bytes.chunks(MIB as usize).map(|it| crc32c(it).get()).collect();
             assert_eq!(checksums.finish(), expected);
         }
     }

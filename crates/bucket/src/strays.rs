@@ -18,12 +18,9 @@ use base::Version;
 use format::disk::bytes::{Reader, Writer};
 use objects::{Assertion, Name, ObjectChange, ObjectSteps};
 
-use crate::api::Bucket;
-use crate::core::{Core, Result, encode};
-use crate::door::Door;
 use crate::head::BadBytes;
-use crate::names::{IndexName, Key, Locator};
-use crate::records::{PLACES_MAX, Place};
+use crate::records::{Place, read_places, write_places};
+use crate::views::steps;
 
 const FORMAT: u8 = 1;
 const WRITING: u8 = 0;
@@ -44,7 +41,7 @@ pub enum Stray {
 /// Data that is given back one day.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Waste {
-    /// 1 to [`PLACES_MAX`] places.
+    /// 1 to [`crate::records::PLACES_MAX`] places.
     Places(Vec<Place>),
     /// All parts of an upload.
     AllParts(u128),
@@ -64,10 +61,9 @@ impl Stray {
         out.u8(state);
         match waste {
             Waste::Places(places) => {
-                assert!((1..=PLACES_MAX).contains(&places.len()));
+                assert!(!places.is_empty());
                 out.u8(PLACES);
-                out.u8(places.len() as u8);
-                places.iter().for_each(|place| place.write(&mut out));
+                write_places(&mut out, places);
             }
             Waste::AllParts(upload) => {
                 out.u8(ALL_PARTS);
@@ -96,13 +92,7 @@ fn decode(bytes: &[u8]) -> Option<Stray> {
     from.u8()?;
     let state = from.u8()?;
     let waste = match from.u8()? {
-        PLACES => {
-            let count = usize::from(from.u8()?);
-            if !(1..=PLACES_MAX).contains(&count) {
-                return None;
-            }
-            Waste::Places((0..count).map(|_| Place::read(&mut from)).collect::<Option<_>>()?)
-        }
+        PLACES => Waste::Places(read_places(&mut from).filter(|places| !places.is_empty())?),
         ALL_PARTS => Waste::AllParts(from.u128()?),
         OTHER_PARTS => Waste::OtherParts(from.u128()?),
         _ => return None,
@@ -114,35 +104,15 @@ fn decode(bytes: &[u8]) -> Option<Stray> {
     }
 }
 
-impl Bucket {
-    /// Returns the name of a stray of a key.
-    pub(crate) fn stray_name(&self, key: &Key, uuid: u128) -> Result<Name> {
-        let locator = Locator::of_key(&self.name, key, self.spread);
-        encode(&IndexName::Stray { bucket: self.id, key: key.clone(), uuid, locator })
-    }
-}
-
-impl<D: Door> Core<D> {
-    /// Returns the name of a new stray of a key.
-    pub(crate) fn new_stray(&self, bucket: &Bucket, key: &Key) -> Result<Name> {
-        bucket
-            .stray_name(key, u128::from(self.door.wall_us()) << 64 | u128::from(self.door.random()))
-    }
-}
-
 /// Returns the part of an operation that creates a stray.
 pub(crate) fn create(name: &Name, stray: &Stray) -> ObjectSteps {
-    steps(name, Assertion::Absent, ObjectChange::Put(stray.encode()))
+    steps(name, [Assertion::Absent], [ObjectChange::Put(stray.encode())])
 }
 
 /// Returns the part of an operation that changes a stray, or removes it.
 pub(crate) fn change(name: &Name, version: Version, stray: Option<&Stray>) -> ObjectSteps {
     let change = stray.map_or(ObjectChange::Remove, |stray| ObjectChange::Put(stray.encode()));
-    steps(name, Assertion::Version(version), change)
-}
-
-fn steps(name: &Name, assertion: Assertion, change: ObjectChange) -> ObjectSteps {
-    ObjectSteps { name: name.clone(), assertions: vec![assertion], changes: vec![change] }
+    steps(name, [Assertion::Version(version)], [change])
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use bytes::Bytes;
 
 use crate::memory::{Faults, MemoryDoor, Pool, Runner, Volumes};
 use crate::{
-    Bucket, Buckets, ByteRange, ChecksumKind, ChecksumShape, Client, Completion, Conditions, Data,
-    Expected, Kept, Key, Metadata, NamedPart, NewObject, NewPart, NewUpload, ObjectInfo, PartInfo,
-    Result, Sealer, Settings, TagCondition, UploadId,
+    Bucket, Buckets, ByteRange, CannedAcl, ChecksumKind, ChecksumShape, Client, Completion,
+    Conditions, Data, Expected, Kept, Key, Metadata, NamedPart, NewObject, NewPart, NewUpload,
+    ObjectInfo, PartInfo, Result, Sealer, Settings, TagCondition, UploadId,
 };
 
 type Gateway = Arc<Buckets<MemoryDoor>>;
@@ -86,6 +86,31 @@ async fn put_if(
     upload.finish(Expected::default()).await
 }
 
+async fn new_bucket(gateway: &Gateway) -> Arc<Bucket> {
+    let (client, private) = (Client::new(), CannedAcl::Private);
+    let created = gateway.create_bucket(&client, "photos", "ann", private, Some(2)).await;
+    created.expect("created")
+}
+
+/// Bytes that differ from unit to unit, and of which no unit has only zeros.
+fn bytes_of(size: usize) -> Vec<u8> {
+    (0..size).map(|at| (at / 4096 + at) as u8 | 1).collect()
+}
+
+async fn begin_upload(
+    gateway: &Gateway,
+    bucket: &Bucket,
+    text: &str,
+    (checksum, checksum_shape): (ChecksumKind, ChecksumShape),
+) -> Result<UploadId> {
+    let (owner, metadata) = ("ann".into(), Metadata::default());
+    let new = NewUpload { owner, metadata, checksum, checksum_shape };
+    gateway.begin_upload(&Client::new(), bucket, &key(text), new).await
+}
+
+/// The checksum of an upload of which nothing else is asked.
+const OF_WHOLE: (ChecksumKind, ChecksumShape) = (ChecksumKind::Crc64Nvme, ChecksumShape::Whole);
+
 /// Puts an object in parts, which are cut at these sizes.
 async fn put_in_parts(
     gateway: &Gateway,
@@ -95,14 +120,7 @@ async fn put_in_parts(
     part_size: usize,
     conditions: Conditions,
 ) -> Result<ObjectInfo> {
-    let client = Client::new();
-    let new = NewUpload {
-        owner: "ann".into(),
-        metadata: Metadata::default(),
-        checksum: ChecksumKind::Crc64Nvme,
-        checksum_shape: ChecksumShape::Whole,
-    };
-    let upload = gateway.begin_upload(&client, bucket, &key(text), new).await?;
+    let upload = begin_upload(gateway, bucket, text, OF_WHOLE).await?;
     let mut parts = Vec::new();
     for (at, bytes) in body.chunks(part_size).enumerate() {
         let number = at as u16 + 1;

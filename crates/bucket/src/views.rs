@@ -156,8 +156,17 @@ pub(crate) fn operation(
     assertions: impl IntoIterator<Item = Assertion>,
     changes: impl IntoIterator<Item = ObjectChange>,
 ) -> Operation {
+    Operation { objects: vec![steps(name, assertions, changes)] }
+}
+
+/// Returns the part of an operation that concerns one object.
+pub(crate) fn steps(
+    name: &Name,
+    assertions: impl IntoIterator<Item = Assertion>,
+    changes: impl IntoIterator<Item = ObjectChange>,
+) -> ObjectSteps {
     let (assertions, changes) = (assertions.into_iter().collect(), changes.into_iter().collect());
-    Operation { objects: vec![ObjectSteps { name: name.clone(), assertions, changes }] }
+    ObjectSteps { name: name.clone(), assertions, changes }
 }
 
 impl<D: Door> Core<D> {

@@ -18,7 +18,7 @@ use crate::parts::{self, PartKey};
 use crate::records::{Content, Place, RecordKey};
 use crate::strays::Stray;
 use crate::waiting::{First, first_of, lock};
-use crate::{BucketId, CannedAcl, ContainerId, Failure, IndexName, UNIT};
+use crate::{BucketId, ContainerId, Failure, IndexName, UNIT};
 
 /// What a request of one key asked, and what it was told. Bodies are numbers, each put once; 0: no object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -226,13 +226,7 @@ async fn put_by_number(
         return put_if(gateway, bucket, text, body, conditions).await;
     }
     let (client, key) = (Client::new(), key(text));
-    let new = NewUpload {
-        owner: "ann".into(),
-        metadata: Metadata::default(),
-        checksum: ChecksumKind::Crc64Nvme,
-        checksum_shape: ChecksumShape::Whole,
-    };
-    let upload = gateway.begin_upload(&client, bucket, &key, new).await?;
+    let upload = begin_upload(gateway, bucket, text, OF_WHOLE).await?;
     let mut parts = Vec::new();
     for (at, bytes) in body.as_bytes().chunks(PART_SIZE).enumerate() {
         let number = 2 * at as u16 + 2;

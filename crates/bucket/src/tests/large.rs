@@ -1,13 +1,8 @@
 //! Objects whose data lies in containers: sizes, ranges, what becomes of data that no key names.
 
 use super::*;
+use crate::Failure;
 use crate::collector::Collector;
-use crate::{CannedAcl, Failure};
-
-/// Bytes that differ from unit to unit, and of which no unit has only zeros.
-fn bytes_of(size: usize) -> Vec<u8> {
-    (0..size).map(|at| (at / 4096 + at) as u8 | 1).collect()
-}
 
 async fn put_bytes(
     gateway: &Gateway,
@@ -22,12 +17,6 @@ async fn put_bytes(
         upload.write(Bytes::copy_from_slice(piece)).await?;
     }
     upload.finish(Expected::default()).await
-}
-
-async fn new_bucket(gateway: &Gateway) -> Arc<Bucket> {
-    let (client, private) = (Client::new(), CannedAcl::Private);
-    let created = gateway.create_bucket(&client, "photos", "ann", private, Some(2)).await;
-    created.expect("created")
 }
 
 #[test]

@@ -2,26 +2,11 @@
 
 use super::*;
 use crate::collector::Collector;
-use crate::{CannedAcl, Checksum, Failure, UploadsRequest};
-
-async fn new_bucket(gateway: &Gateway) -> Arc<Bucket> {
-    let (client, private) = (Client::new(), CannedAcl::Private);
-    let created = gateway.create_bucket(&client, "photos", "ann", private, Some(2)).await;
-    created.expect("created")
-}
+use crate::{Checksum, Failure, UploadsRequest};
 
 async fn begin(gateway: &Gateway, bucket: &Bucket, text: &str) -> UploadId {
-    let new = NewUpload {
-        owner: "ann".into(),
-        metadata: Metadata::default(),
-        checksum: ChecksumKind::Sha256,
-        checksum_shape: ChecksumShape::Parts,
-    };
-    gateway.begin_upload(&Client::new(), bucket, &key(text), new).await.expect("begun")
-}
-
-fn bytes_of(size: usize) -> Vec<u8> {
-    (0..size).map(|at| (at / 4096 + at) as u8 | 1).collect()
+    let of_parts = (ChecksumKind::Sha256, ChecksumShape::Parts);
+    begin_upload(gateway, bucket, text, of_parts).await.expect("begun")
 }
 
 fn named(parts: &[PartInfo]) -> Vec<NamedPart> {
